@@ -70,7 +70,7 @@ def talk(
 def timed(runner: ModelRunner, part: list[int], cache: Any) -> float:
     """Milliseconds until a chunk is computed."""
     start = time.perf_counter()
-    runner.prefill([(part, cache)])
+    runner.prefill(part, cache)
     return 1e3 * (time.perf_counter() - start)
 
 

@@ -60,7 +60,7 @@ def prefix(runner: ModelRunner, length: int, vocab_size: int) -> PackedSpan:
     cache = runner.open()
     prompt = tokens(length, vocab_size)
     for start in range(0, length, 2048):
-        runner.prefill([(prompt[start : start + 2048], cache)])
+        runner.prefill(prompt[start : start + 2048], cache)
     (span,) = cache.take_packed()
     return span
 

@@ -8,8 +8,8 @@ Drives the engine itself over a model with random weights.
    the one before it left, and later.
 2. Eight streams decode over a shared prefix; 32 requests (`--arrivals`) come at once, with 70
    tokens of their own each after it. The time until all of them have their first token is
-   compared with what it takes where each prompt is computed by itself, and with steady steps of
-   everybody: so many of them each has cost, and so many are the streams' gaps.
+   compared with steady steps of all: so many of them each has cost, and so many are the streams'
+   gaps.
 3. Four streams decode; a long prompt arrives. The longest gap between two tokens of one stream
    is compared with the stall bound and a steady step.
 """
@@ -175,21 +175,14 @@ def arrive(runner: ModelRunner, vocab_size: int, shared: int, count: int) -> dic
     while len(driver.gaps) < STREAMS:
         driver.step()
     seeds = itertools.count(1000)
-    found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-    for together in [True, False] * (ROUNDS + 1):
-        runner.prefills_together = together
+    rounds: list[dict[str, float]] = []
+    for _ in range(ROUNDS + 1):
         guests = [[*prefix, *tokens(OWN, vocab_size, seed=next(seeds))] for _ in range(count)]
-        found[together].append(arrival(driver, guests))
-    return {
-        "shared": shared,
-        **{
-            ("together" if together else "one_by_one"): {
-                name: round(statistics.median(one[name] for one in rounds[1:]), 2)
-                for name in rounds[0]
-            }
-            for together, rounds in found.items()
-        },
+        rounds.append(arrival(driver, guests))
+    found = {
+        name: round(statistics.median(one[name] for one in rounds[1:]), 2) for name in rounds[0]
     }
+    return {"shared": shared, **found}
 
 
 def arrival(driver: Driver, prompts: list[list[int]]) -> dict[str, float]:

@@ -32,7 +32,7 @@ class Reason(enum.IntEnum):
     DECODE = 5
     """Inside an answer."""
     PROMPT = 6
-    """One before the end of the prompt: where an exact repeat resumes."""
+    """One before the end of a prompt without message boundaries: where an exact repeat resumes."""
     GRID = 7
     """A multiple of the interval, for prompts that change somewhere in the middle."""
 
@@ -56,7 +56,7 @@ def prompt_offsets(
     """Say where a prefill shall stop to save its state.
 
     Args:
-        length: tokens of the prompt; the last one is never prefilled.
+        length: tokens of the prompt. The last one is always computed, for the logits that follow.
         cached: tokens that were restored.
         matched: tokens that were recognised. Beyond `cached`, their end is a junction: this
             is the second visitor, and a third shall not pay as it did.
@@ -71,7 +71,9 @@ def prompt_offsets(
     last = length - 1
     wanted = [(offset, Reason.GRID) for offset in range(interval, length, interval)]
     wanted += [(min(offset, last), reason) for offset, reason in boundaries]
-    wanted += [(last, Reason.PROMPT), (min(matched, last), Reason.JUNCTION)]
+    wanted.append((min(matched, last), Reason.JUNCTION))
+    if all(reason is not Reason.MESSAGE for _, reason in wanted):
+        wanted.append((last, Reason.PROMPT))
     best: dict[int, Reason] = {}
     hints = set()
     for offset, reason in sorted(wanted):

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -78,14 +78,6 @@ class Arrivals:
         found = (each for name in whose for each in self._by_tenant.get(name, ()))
         return [each.describe() for each in islice(found, most)]
 
-    def come_for(self, model: str | None) -> bool:
-        """Whether requests are being read that a model's queue may have in a moment.
-
-        Those that wait for another request, or until a model is loaded, are none of them.
-        """
-        there = chain.from_iterable(self._by_tenant.values())
-        return any(each.comes_to_be_queued and each.model in {None, model} for each in there)
-
     def before(self, arrival: "Arrival") -> "list[Arrival]":
         """The requests of its tenant that came before one, the oldest first."""
         earlier = []
@@ -116,7 +108,6 @@ class Arrival:
         model: that it asks for; None until that is read.
         conversation: that it names, if it names one.
         priority: before whom it goes.
-        generates: an answer, so that it will be queued; else it is only read.
         lines: what it follows others in.
         read: set when that is known, or when it has left.
         left: set when it is queued, or has ended.
@@ -133,7 +124,6 @@ class Arrival:
         self.model: str | None = None
         self.conversation: str | None = None
         self.priority = Priority.INTERACTIVE
-        self.generates = True
         self.lines = frozenset[Line]()
         self.read = asyncio.Event()
         self.left = asyncio.Event()
@@ -144,15 +134,6 @@ class Arrival:
         """Say what it follows others in; nothing, if nothing has a name."""
         self.lines = frozenset(lines)
         self.read.set()
-
-    @property
-    def comes_to_be_queued(self) -> bool:
-        """Whether it is as soon as its body is decoded and tokenised, which goes on now."""
-        return self.generates and self._times.activity is Activity.TOKENIZE
-
-    def others_come(self) -> bool:
-        """Whether others are being read that its queue may have in a moment; once it has left."""
-        return self._arrivals.come_for(self.model)
 
     async def turn(self) -> None:
         """Wait until all of its lines that came before it have left."""

@@ -51,10 +51,6 @@ class Caller(NamedTuple):
         """The tenant of whom `/status` and `/metrics` tell it; None for everybody."""
         return None if self.alone else self.sees_only
 
-    def others_come(self) -> bool:
-        """Whether others are about to be queued with it."""
-        return self.arrival is not None and self.arrival.others_come()
-
     def queued(self) -> None:
         """Give up what it holds until it is queued. Idempotent."""
         self.wait.give_place_back()

@@ -37,7 +37,6 @@ class Generation:
 
     Args:
         arrived_at: when the request came, on the engine's clock, in seconds.
-        others_come: tells whether more requests are about to be queued with it.
         hold_logprobs: counts log-probabilities that are kept until the answer is sent; raises
             `UnavailableError` where there is no room for them.
 
@@ -55,7 +54,6 @@ class Generation:
         reader: AnswerReader,
         metrics: Metrics,
         arrived_at: float,
-        others_come: Callable[[], bool] = lambda: False,
         hold_logprobs: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.request = request
@@ -64,7 +62,6 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.tokens: list[int] = []
         self._handoff = handoff
-        self._others_come = others_come
         self._hold_logprobs = hold_logprobs
         self._metrics = metrics
         self._error: Exception | None = None
@@ -78,7 +75,7 @@ class Generation:
         Raises:
             RetryLaterError: it cannot be taken now.
         """
-        self._channel = self._handoff.submit(self.request, others_come=self._others_come())
+        self._channel = self._handoff.submit(self.request)
         return self
 
     async def __aexit__(

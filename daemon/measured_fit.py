@@ -29,7 +29,7 @@ def prefill_chunk(settings: Settings, runner: ModelRunner, budget: int) -> int:
         return settings.prefill_chunk
     chunk = _LEAST_CHUNK if settings.exact else runner.device.prefill_chunk
     while chunk > _LEAST_CHUNK:
-        taken = runner.profile.prefill([PlannedChunk(chunk, chunk, 0)]).nbytes
+        taken = runner.profile.prefill(PlannedChunk(chunk, chunk, 0)).nbytes
         if taken * _CHUNK_SHARE <= budget:
             break
         chunk //= 2

@@ -146,7 +146,7 @@ class ModelLoader:
         """Let a model compute, and have it begin with the prompts that are shared."""
         await self._on_thread(slot, self.memory.built)
         engine = resident.assembly.engine
-        self._thread.attach(engine.step, engine.publish_kept)
+        self._thread.attach(engine.step)
         slot.context_length = resident.service.context_length
         await declare(resident.service, prompts)
 

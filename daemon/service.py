@@ -69,7 +69,6 @@ class Service:
         self.batches = assembly.runner.batches
         self.one_by_one = assembly.runner.one_by_one
         self.exact = exact
-        self._gathers = assembly.runner.prefills_together
         self.vocab_size = loaded.text.vocab_size
         self.engine = assembly.engine
         self.queue = queue
@@ -271,7 +270,6 @@ class Service:
             reader,
             self.metrics,
             caller.arrived_at,
-            lambda: self._gathers and caller.others_come(),
             hold_logprobs,
         )
 

@@ -1,10 +1,8 @@
 """What a model's state takes in memory, and what computing takes besides. Pure figures."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .kv.buckets import prompt_tokens
 from .transients import Transients
 
 GROWTH = 256
@@ -33,15 +31,11 @@ class PlannedChunk(NamedTuple):
         tokens: how many.
         offset: tokens before them.
         suffix: those of them that the sequence has of its own.
-        copied: tokens that several rows have room for, each, of what a row reads alone.
-        padding: those of them that are none of its own.
     """
 
     tokens: int
     offset: int
     suffix: int
-    copied: int = 0
-    padding: int = 0
 
 
 class Ring(NamedTuple):
@@ -123,7 +117,6 @@ class MemoryProfile:
         vocab_size: logits of a row.
         contiguous: sequences read all of their keys in one piece, a copy of what they lease.
         multiple: of rows, that every decode step computes with.
-        prompt_multiple: see `DevicePolicy`.
     """
 
     def __init__(
@@ -134,7 +127,6 @@ class MemoryProfile:
         *,
         contiguous: bool,
         multiple: int = 1,
-        prompt_multiple: int = 1,
     ) -> None:
         self.sizes = sizes
         self.least_chunk = _FEW
@@ -142,31 +134,26 @@ class MemoryProfile:
         self._logits = _LOGIT_COPIES * 4 * vocab_size
         self._contiguous = contiguous
         self._multiple = multiple
-        self._prompt_multiple = prompt_multiple
 
-    def prefill(self, chunks: Sequence[PlannedChunk]) -> Held:
-        """What it takes, at its peak, to prefill several sequences in one call.
+    def prefill(self, chunk: PlannedChunk, *, logits: int = 0) -> Held:
+        """What it takes, at its peak, to compute a chunk of a prompt.
 
         Args:
-            chunks: of the call.
+            chunk: of it.
+            logits: tokens whose logits are computed, when all layers are and what these computed
+                with is gone.
         """
         # The old states of recurrent and sliding layers go when the new ones are there.
-        grown = sum(
+        grown = (
             self.sizes.suffix(chunk.tokens)
             + self.sizes.one_layer(chunk.suffix)
             + self.sizes.non_trimmable(chunk.offset + chunk.tokens, chunk.tokens)
-            for chunk in chunks
         )
-        if len(chunks) > 1:
-            # Recurrent layers put the states of all rows together, and replace them; what a layer's
-            # suffixes grow by is made beside them, for all rows.
-            grown += 2 * self.gathered(len(chunks)) + len(chunks) * self.sizes.one_layer(2 * GROWTH)
-        longest = max(chunk.tokens for chunk in chunks)
-        width = prompt_tokens(longest, len(chunks), self._prompt_multiple)
-        contexts = [chunk.offset + chunk.padding for chunk in chunks]
-        copied = sum(chunk.copied for chunk in chunks)
-        computing = self._transients.estimate(width, *contexts, copied=copied)
-        return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))
+        if self._contiguous and chunk.tokens == 1:
+            grown += self.sizes.suffix(chunk.offset)
+        computing = self._transients.estimate(chunk.tokens, chunk.offset)
+        computing = max(computing, self.logits(logits))
+        return Held(grown + computing, 2 * self.sizes.arrays)
 
     def kept(self, tokens: int) -> int:
         """What tokens that were computed take once they are stored, in bytes."""

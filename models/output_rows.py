@@ -1,7 +1,7 @@
 """Lets a model compute the logits of some tokens only.
 
-mlx-lm's models compute them of every token that they are called with: where a prompt's last one
-begins its answer, that is a product with the whole vocabulary for each token before it.
+mlx-lm's models compute them of every token that they are called with. Of a prompt's last chunk only
+those of the last token are wanted: the others are a product with the whole vocabulary for each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,16 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 _HEADS = ("lm_head", "output", "embed_out")
 """mlx-lm's names for the layer that computes logits, where that is not the embedding."""
 
-HEAD_UNKNOWN = "what computes the model's logits is not known"
-"""Why a model is not called so that some tokens only have logits."""
-
 
 class OutputRows:
-    """Which tokens of a model's call have logits: all, unless it is said."""
+    """Says which tokens of a model's call have logits: all, unless a block says otherwise.
+
+    Attributes:
+        known: the layer that computes logits is known; without it all tokens always have some.
+    """
 
     def __init__(self) -> None:
+        self.known = True
         self._rows: mx.array | None = None
 
     def of(self, hidden: mx.array) -> mx.array:
@@ -36,10 +38,12 @@ class OutputRows:
     def only(self, rows: Sequence[int]) -> Iterator[None]:
         """Have calls of the model compute the logits of these tokens until the block ends.
 
+        Without effect unless `known`.
+
         Args:
             rows: their numbers, counted through all rows of a call.
         """
-        self._rows = mx.array(list(rows))
+        self._rows = mx.array(list(rows)) if self.known else None
         try:
             yield
         finally:

@@ -3,20 +3,22 @@
 from collections.abc import Sequence
 
 from .batch_planner import BatchPlanner, leave, pack
-from .kv.prefix_groups import prefix_groups
-from .kv.read_alone import room_for
 from .memory_profile import PlannedChunk
 from .moves import MakeContiguous, Move
 from .planned_for import Batch, Rules, State
 from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, PrefillPlan, StepPlan
 
+PlannedPrompt = tuple[State, int]
+"""A sequence whose prompt advances, and by how many tokens."""
+
 
 def plan_step(
     decode: Sequence[State],
-    prefill: Sequence[tuple[State, int]],
+    prefill: PlannedPrompt | None,
     batch: Batch,
     rules: Rules,
     *,
+    logits: int = 0,
     coming: int = 0,
     may_copy: bool = True,
 ) -> StepPlan:
@@ -24,43 +26,25 @@ def plan_step(
 
     Args:
         decode: sequences that get a token each, in the order of these tokens.
-        prefill: sequences whose prompts advance, in one call, and by how many tokens each.
+        prefill: the prompt that advances, if one does.
         batch: who is in it, and how large it is.
         rules: of the model.
+        logits: tokens of that prompt whose logits are computed.
         coming: how many more will soon get a token each, with those that do now: a batch that is
             made or grows has rows for them, and one that stays keeps them.
         may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
             out of the batch or into one piece, and that of all rows into fewer.
     """
-    rows = _copied([state for state, _ in prefill])
-    plan = PrefillPlan(
-        tuple(state.number for state, _ in prefill),
-        tuple(
-            PlannedChunk(tokens, state.offset, state.suffix_length, *copied)
-            for (state, tokens), copied in zip(prefill, rows, strict=True)
-        ),
-    )
     return StepPlan(
         plan_decode(decode, batch, rules, coming=coming, may_copy=may_copy) if decode else None,
-        plan if prefill else None,
+        None if prefill is None else _plan_prompt(prefill, logits),
     )
 
 
-def _copied(prompts: Sequence[State]) -> list[tuple[int, int]]:
-    """How much a call of several prompts copies for each, padding included, and how much that is.
-
-    That is of the tokens which none of the others leases; see `room_for`. A call of one copies
-    none.
-    """
-    if len(prompts) <= 1:
-        return [(0, 0) for _ in prompts]
-    alone = [state.suffix_length for state in prompts]
-    prefixes = {row: state.prefix for row, state in enumerate(prompts)}
-    for rows, start, stop in prefix_groups(prefixes):
-        if len(rows) == 1:
-            alone[rows[0]] += sum(span.length for span in prefixes[rows[0]][start:stop])
-    room = room_for(alone)
-    return [(room, room - tokens if tokens <= room else room) for tokens in alone]
+def _plan_prompt(prompt: PlannedPrompt, logits: int) -> PrefillPlan:
+    state, tokens = prompt
+    chunk = PlannedChunk(tokens, state.offset, state.suffix_length)
+    return PrefillPlan(state.number, chunk, logits)
 
 
 def plan_decode(

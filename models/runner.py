@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 import structlog
 
-from .attention.prompt_layers import Together
 from .attention.separate import can_separate, separate
 from .kv.batch_cache import BatchCache
 from .kv.packed import PackedCheckpoint
@@ -24,22 +23,32 @@ from .kv.spans import PackedSpan
 from .kv.state_form import StateForm
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
-from .load.probe import Batching, Probed, batching, interruptible, probed_once, reads_parts
-from .load.probe_prefill import prefills_together
+from .load.probe import (
+    Batching,
+    Probed,
+    batching,
+    head_known,
+    interruptible,
+    probed_once,
+    reads_parts,
+)
 from .load.trials import Trials
 from .memory_profile import Held
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
-from .prefill import prefill
+from .prefill import complete, prefill
 from .prepare import prepare
 from .rules import rules_of, rules_within
-from .runtime import OnLaunch, launch, launch_in_turn, nothing, peak_of, resident_bytes
+from .runtime import launch, launch_in_turn, peak_of, resident_bytes
 from .sampling import sample
 from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 
 _NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
+
+_FEW_LOGITS = 16
+"""Tokens of a prompt's last call where a model computes the logits of all of them."""
 
 log = structlog.get_logger()
 
@@ -62,7 +71,6 @@ class ModelRunner:
         shapes: shapes of batches that have been computed with.
         profile: what sequences and steps take.
         resident: bytes that were active when it was made: the weights.
-        prefills_together: whether `prefill` takes several sequences.
         device: how it is run.
         overlaps: whether the device computes while the host goes on; see `DevicePolicy`.
         placement: where the state of sequences lies.
@@ -93,23 +101,20 @@ class ModelRunner:
     def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
         """Try out how the model's sequences run together, and measure what they take."""
         exact = self._exact
-        way, parts, self._prompts_together = self._probe(loaded, model, measured)
+        way, parts, self._outputs.known = self._probe(loaded, model, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
         self.batches = self.one_by_one is None
-        # With `exact` a prompt's chunks are the same whoever else comes.
-        self.prefills_together = self._prompts_together is not Together.NEVER and not exact
         # Who decodes one by one always does so: with keys in one piece, however they are cut.
         self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
-            lambda chunks: self._prefill(model, chunks),
+            lambda tokens, cache: self._prefill(model, tokens, cache),
             loaded.device,
             loaded.text.vocab_size,
             contiguous=exact,
             multiple=EXACT_ROWS if exact and self.batches else 1,
-            together=self.prefills_together,
             folder=measured,
             of=() if measured is None else (loaded.fingerprint,),
         )
@@ -122,9 +127,7 @@ class ModelRunner:
             trials = Trials(model, loaded.layout)
             way = batching(trials, loaded.device)
             parts = way.one_by_one is None and reads_parts(trials)
-            attend = way.one_by_one is None and not way.mask_axes
-            together = prefills_together(trials, loaded.device, layers_attend=attend)
-            return Probed(way, parts, together)
+            return Probed(way, parts, head_known(trials, self._outputs))
 
         if folder is None:
             return probe()
@@ -173,7 +176,7 @@ class ModelRunner:
         """The form of the model's state: of a short prompt, which is computed for it."""
         cache = self.open()
         try:
-            self.prefill([([0, 0], cache)])
+            self.prefill([0, 0], cache)
             checkpoint = self.placement.capture(cache) if self._layout.has_checkpoints else None
             spans = self.placement.take_packed(cache)
             return StateForm(spans[0] if spans else None, checkpoint)
@@ -190,43 +193,66 @@ class ModelRunner:
     def plan(
         self,
         decode: Sequence[SequenceCache],
-        prefill: Sequence[tuple[SequenceCache, int]] = (),
+        prefill: tuple[SequenceCache, int] | None = None,
         *,
+        completes: bool = False,
         coming: int = 0,
         may_copy: bool = True,
     ) -> StepPlan:
         """Plan a step for these sequences as they lie now; see `plan_step`."""
+        logits = 0
+        if completes and prefill is not None:
+            logits = 1 if self._outputs.known else prefill[1]
         return plan_step(
-            decode, prefill, self.placement, self.rules, coming=coming, may_copy=may_copy
+            decode,
+            prefill,
+            self.placement,
+            self.rules,
+            logits=logits,
+            coming=coming,
+            may_copy=may_copy,
         )
 
     def cost(self, plan: StepPlan) -> Held:
         """What a plan takes at its peak."""
         return plan.cost(self.profile)
 
-    def prefill(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
-        """Advance sequences over tokens, in one call, and wait until that is computed.
+    def prefill(self, tokens: Sequence[int], cache: SequenceCache) -> None:
+        """Advance a sequence over tokens of its prompt, and wait until that is computed.
 
         The logits are never asked for, so the output layer does not run.
-
-        Args:
-            chunks: each sequence's tokens, and its state. One only unless `prefills_together`.
         """
-        (tokens, cache), *others = chunks
         offset = cache.offset
-        _, peak = peak_of(lambda: self._prefill(self._model, chunks))
-        if not others:  # what suffixes grow by is much of a peak of several
-            self.profile.observe(len(tokens), offset, peak)
+        _, peak = peak_of(lambda: self._prefill(self._model, tokens, cache))
+        self.profile.observe(len(tokens), offset, peak)
 
-    def _prefill(self, model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
-        prefill(model, chunks, self.device, self._prompts_together)
+    def complete(self, tokens: Sequence[int], cache: SequenceCache) -> ForwardOutput:
+        """Do so over the last tokens of a prompt, at most `max_completing`.
+
+        Returns:
+            The logits of what follows.
+        """
+        offset = cache.offset
+        if self._exact and len(tokens) == 1:
+            cache.make_contiguous()  # one query would read spans one by one, however they are cut
+        logits, peak = peak_of(lambda: complete(self._model, tokens, cache, self._outputs))
+        # The head's own logits are priced apart.
+        self.profile.observe(len(tokens), offset, peak - logits.nbytes)
+        return ForwardOutput(logits, {})
+
+    @property
+    def max_completing(self) -> int:
+        """Tokens of a chunk that completes its prompt, at most."""
+        return 1 << 62 if self._outputs.known else _FEW_LOGITS
+
+    def _prefill(self, model: Any, tokens: Sequence[int], cache: SequenceCache) -> None:
+        prefill(model, tokens, cache)
 
     def run(
         self,
         plan: StepPlan,
         caches: Sequence[SequenceCache],
         tokens: Sequence[NextToken],
-        on_launch: OnLaunch = nothing,
     ) -> ForwardOutput:
         """Launch the model as planned, and advance the sequences by a token.
 
@@ -234,7 +260,6 @@ class ModelRunner:
             plan: made of these sequences as they lie now.
             caches: of the sequences that get a token, in the order of the plan.
             tokens: theirs.
-            on_launch: called once a call of the model is drawn up, before it is launched.
 
         Returns:
             The logits of their next tokens.
@@ -250,7 +275,7 @@ class ModelRunner:
             part = slice(at, at + len(call.sequences))
             try:
                 given = caches[part], gather(tokens[part])
-                logits.append(self._call(call, *given, self._model, on_launch))
+                logits.append(self._call(call, *given))
             except BaseException as error:
                 if call.kind is Kind.BATCH:
                     raise
@@ -265,17 +290,15 @@ class ModelRunner:
         call: Call,
         caches: Sequence[SequenceCache],
         tokens: mx.array,
-        model: Any,
-        on_launch: OnLaunch = nothing,
     ) -> mx.array:
         if call.kind is Kind.BATCH:
-            logits = self._together(call, caches, tokens, model, on_launch)
+            logits = self._together(call, caches, tokens)
         else:
             self.placement.apply(call.moves, {cache.number: cache for cache in caches})
             if call.kind is Kind.EXACT:
-                logits = self._exactly(caches, tokens, on_launch)
+                logits = self._exactly(caches, tokens)
             else:
-                logits = self._alone(caches, tokens, model, on_launch)
+                logits = self._alone(caches, tokens)
         for cache in caches:
             cache.advanced(1)
         return logits
@@ -285,13 +308,11 @@ class ModelRunner:
         call: Call,
         caches: Sequence[SequenceCache],
         tokens: mx.array,
-        model: Any,
-        on_launch: OnLaunch,
     ) -> mx.array:
         placement = self.placement
         try:
             placement.apply(call.moves, {cache.number: cache for cache in caches})
-            logits = placement.step(model, call, tokens, on_launch)
+            logits = placement.step(self._model, call, tokens)
             launch(logits, placement.arrays() if self._has_more_than_logits else [])
         except BaseException:
             placement.clear()  # its layers may be at different tokens
@@ -299,25 +320,19 @@ class ModelRunner:
         self._note(placement.shape)
         return logits
 
-    def _alone(
-        self, caches: Sequence[SequenceCache], tokens: mx.array, model: Any, on_launch: OnLaunch
-    ) -> mx.array:
+    def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         (cache,) = caches
-        logits: mx.array = model(tokens[None], cache=cache.layers)[:, -1, :]
-        on_launch()
+        logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
         if self.placement.launches_layers:
             launch_in_turn(cache.arrays())
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits
 
-    def _exactly(
-        self, caches: Sequence[SequenceCache], tokens: mx.array, on_launch: OnLaunch
-    ) -> mx.array:
+    def _exactly(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         unused = EXACT_ROWS - len(caches)
         fed = mx.pad(tokens, (0, unused))
         layers = separate([*[cache.layers for cache in caches], *[None] * unused], self.device)
         logits: mx.array = self._model(fed[:, None], cache=layers)[: len(caches), -1, :]
-        on_launch()
         launch(logits, [cache.arrays() for cache in caches])
         self._note((EXACT_ROWS,))
         return logits

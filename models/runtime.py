@@ -15,9 +15,6 @@ from ..control_group import memory_limit
 from .device_memory import NO_LIMIT, DeviceMemory, gpu_memory, host_memory
 
 T = TypeVar("T")
-OnLaunch = Callable[[], object]
-"""Called once work is drawn up and before it is launched. That takes MLX a while, which does not
-need the interpreter: whoever does is best told now."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,6 @@ def backend() -> str:
     return "metal" if sys.platform == "darwin" else "cuda"
 
 
-def nothing() -> None:
-    """Do nothing when work is launched."""
-
-
 def launch(*arrays: Any) -> None:
     """Start computing arrays, in any nesting, and do not wait for them."""
     mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
@@ -144,7 +137,6 @@ __all__ = [
     "BLAS",
     "DeviceMemory",
     "MemoryStatistics",
-    "OnLaunch",
     "backend",
     "device_memory",
     "give_freed_memory_back",
@@ -153,7 +145,6 @@ __all__ = [
     "launch_in_turn",
     "matmul_gflops",
     "memory_statistics",
-    "nothing",
     "peak_of",
     "release_thread",
     "resident_bytes",

@@ -117,24 +117,26 @@ class DecodePlan:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Chunks of prompts that are computed in one call, as rows of one length: see `prompt_tokens`.
+    """A chunk of a prompt, which is a call of the model.
 
     Attributes:
-        sequences: by their numbers.
-        chunks: theirs.
+        sequence: its number.
+        chunk: of its prompt.
+        logits: tokens of the call whose logits are computed; 0 unless the prompt is complete.
     """
 
-    sequences: tuple[int, ...]
-    chunks: tuple[PlannedChunk, ...]
+    sequence: int
+    chunk: PlannedChunk
+    logits: int = 0
 
     def cost(self, profile: MemoryProfile) -> Held:
         """What it takes at its peak."""
-        return profile.prefill(self.chunks)
+        return profile.prefill(self.chunk, logits=self.logits)
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does: tokens for those who decode, and chunks of prompts.
+    """What one step does: tokens for those who decode, and a chunk of a prompt.
 
     Attributes:
         decode: the former.

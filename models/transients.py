@@ -52,8 +52,6 @@ class Transients:
         within: of each pair of its own tokens, in chunks longer than FITTED: masks that a model
             makes of a whole chunk, and scores of layers that look no further.
         step: tokens of a chunk whose own pairs are computed at a time.
-        joint: of each pair in a call with several rows, more than in calls of their own.
-        copy: of each token that is copied for such rows, as each reads it alone.
     """
 
     base: float
@@ -62,23 +60,19 @@ class Transients:
     pair: float
     block: int = UNBROKEN
     within: float = 0.0
-    joint: float = 0.0
-    copy: float = 0.0
     step: int = UNBROKEN
     _seen: dict[int, _Excess] = field(default_factory=dict, init=False, repr=False)
     """By powers of two of what was fitted."""
 
-    def estimate(self, tokens: int, *contexts: int, copied: int = 0) -> int:
+    def estimate(self, tokens: int, context: int) -> int:
         """Estimate a chunk's peak, in bytes, over what was there before or stays after it.
 
         Args:
-            tokens: of each row, padding included.
-            contexts: tokens before these, padding included, a row each.
-            copied: those of all rows that are copied.
+            tokens: of the chunk.
+            context: tokens before these.
         """
-        fitted = self.unreserved(tokens, *contexts) + self.copy * copied
-        more = sum(self._excess(self.unreserved(tokens, context)) for context in contexts)
-        return int(min(UNFORESEEN * (fitted + more), _MOST * fitted))
+        fitted = self.unreserved(tokens, context)
+        return int(min(UNFORESEEN * (fitted + self._excess(fitted)), _MOST * fitted))
 
     def worst_case(self, tokens: int, context: int) -> int:
         """Estimate it as if nothing had been learned since the model was loaded."""
@@ -95,19 +89,16 @@ class Transients:
         excess.share = max(excess.share, min(more / fitted, _MOST))
 
     def _excess(self, fitted: float) -> float:
-        """What a row may take more: calls of several are not learned from, so each may lack it."""
+        """What it may take more, by what was seen."""
         return max((excess.of(fitted) for excess in self._seen.values()), default=0.0)
 
-    def unreserved(self, tokens: int, *contexts: int) -> float:
+    def unreserved(self, tokens: int, context: int) -> float:
         """What was fitted, in bytes, with nothing besides for what was learned or is unforeseen.
 
         Args:
-            tokens: of each row.
-            contexts: tokens before these, a row each.
+            tokens: of the chunk.
+            context: tokens before these.
         """
         each = self.context + self.pair * min(tokens, self.block)
         within = self.within * max(0, min(tokens, self.step) - FITTED) ** 2
-        if len(contexts) > 1:
-            each += self.joint * tokens
-        rows = sum(self.token * tokens + each * (context + tokens) + within for context in contexts)
-        return self.base + rows + SMALL
+        return self.base + self.token * tokens + each * (context + tokens) + within + SMALL

@@ -149,7 +149,7 @@ class _WarmUp:
         """
         cache, checkpoint = self._open(before), None
         for tokens in chunks:
-            self._prefill(cache, tokens)
+            self._prefill(cache, tokens, completes=False)
         if cache.non_trimmable:
             self._allow(self._runner.profile.captured(cache.offset).nbytes)
             checkpoint = self._runner.placement.capture(cache)
@@ -183,7 +183,7 @@ class _WarmUp:
             _LimitError: the next call would exceed a limit.
         """
         for prefix in prefixes[len(self._caches) :]:
-            self._prefill(self._open(prefix), TURN)
+            self._prefill(self._open(prefix), TURN, completes=True)
         tokens: list[NextToken] = [_WORDS[0]] * len(prefixes)
         for _ in range(_STEPS):
             tokens = self._step(tokens)
@@ -216,10 +216,14 @@ class _WarmUp:
         self.steps += 1
         return [sampled.pending(row) for row in range(rows)]
 
-    def _prefill(self, cache: SequenceCache, tokens: int) -> None:
-        self._allow(self._runner.cost(self._runner.plan([], [(cache, tokens)])).nbytes)
+    def _prefill(self, cache: SequenceCache, tokens: int, *, completes: bool) -> None:
+        plan = self._runner.plan([], (cache, tokens), completes=completes)
+        self._allow(self._runner.cost(plan).nbytes)
         words = list(itertools.islice(itertools.cycle(_WORDS), tokens))
-        self._runner.prefill([(words, cache)])
+        if completes:
+            self._runner.complete(words, cache)
+        else:
+            self._runner.prefill(words, cache)
 
     def _allow(self, nbytes: int) -> None:
         """Check that `nbytes` more are within the limits.

@@ -14,7 +14,6 @@ from .lifecycle import Lifecycle
 from .request import FinishReason, TokenEvent
 from .runner import C, ModelRunner, O, P, SamplerOutput, T
 from .sequence import Sequence, SequenceStatus
-from .times import Activity
 
 _SOON = 0.005
 """Seconds that the end of a step waits to hear which answers are complete."""
@@ -50,55 +49,69 @@ class Decoder(Generic[C, P, O, T]):
         self._totals = totals
         self._eos_ids = eos_ids
         self._clock = clock
-        self._sampled: tuple[SamplerOutput[T], list[Sequence]] | None = None  # not read yet
+        self._sampled: tuple[SamplerOutput[T], tuple[Sequence, ...]] | None = None  # not read yet
 
     @property
     def pending(self) -> bool:
-        """Whether tokens were launched and not read yet."""
+        """True if tokens were sampled and are not read yet."""
         return self._sampled is not None
 
     def drop(self) -> None:
-        """Forget tokens that were launched: whom they are for has left."""
+        """Discard sampled tokens; their sequences have ended."""
         self._sampled = None
 
-    def run(
-        self, sequences: tuple[Sequence, ...], plan: P, on_launch: Callable[[], object]
-    ) -> tuple[O | None, dict[int, BaseException]]:
-        """Launch the model on the sequences' next tokens.
+    def run(self, sequences: tuple[Sequence, ...], plan: P) -> O | None:
+        """Launch the model on the sequences' next tokens, then read those before.
 
-        Those for whom it fails are returned, not ended yet: their last tokens are on the way.
+        A sequence for which it fails ends, once the token before is read. If a call fails for
+        several together, each is retried in a call of its own; see `Lifecycle.retry_apart`.
 
         Args:
             sequences: that get a token.
             plan: of the step.
-            on_launch: see `ModelRunner.run`.
         """
         if not sequences:
-            return None, {}
+            self.process_output()
+            return None
         caches = [self._kv_cache.caches[sequence] for sequence in sequences]
         try:
             tokens = list(map(self._next_token, sequences))
-            output = self._runner.run(plan, caches, tokens, on_launch)
+            output = self._runner.run(plan, caches, tokens)
         except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
-            return None, dict.fromkeys(range(len(sequences)), error)
+            self.process_output()
+            self._lifecycle.retry_apart(sequences, error)
+            return None
         for place, sequence in enumerate(sequences):
             if place not in output.errors:
-                self._ran(sequence)
-        return output, output.errors
+                sequence.num_computed_tokens += 1
+        self.process_output()
+        for place, fault in output.errors.items():
+            self._lifecycle.fail(sequences[place], fault)
+        for sequence in sequences:
+            if sequence.status is SequenceStatus.DECODE:
+                self._lifecycle.guard(sequence, self._kv_cache.capture_if_due)
+        return output
 
     def sample(self, output: O, sequences: tuple[Sequence, ...]) -> None:
-        """Launch sampling for those who go on. Their answers are known by now."""
-        going = {n: s for n, s in enumerate(sequences) if s.status is SequenceStatus.DECODE}
-        for sequence in going.values():
-            self._lifecycle.guard(sequence, self._advanced)
+        """Launch sampling of the next token of every sequence that has not finished.
+
+        Args:
+            output: of the call in which they were computed.
+            sequences: of that call, in its order.
+        """
         going = {
-            n: s for n, s in going.items() if s.status is SequenceStatus.DECODE and not s.replays
+            n: s
+            for n, s in enumerate(sequences)
+            if s.status is SequenceStatus.DECODE and not s.replays
         }
+        for sequence in going.values():
+            self._lifecycle.guard(sequence, self._end_if_complete)
+        going = {n: s for n, s in going.items() if s.status is SequenceStatus.DECODE}
         if not going:
             return
         sampled = self._runner.sample(output, {n: s.row for n, s in going.items()})
         sequences = tuple(going.values())
-        self._sampled = sampled, list(sequences)
+        self._sampled = sampled, sequences
         for place, sequence in enumerate(sequences):
             if place in sampled.errors:
                 self._lifecycle.fail(sequence, sampled.errors[place])
@@ -113,9 +126,7 @@ class Decoder(Generic[C, P, O, T]):
         try:
             tokens = sampled.read()
         except BaseException as error:  # noqa: BLE001  (the computation failed, under all of them)
-            for sequence in sequences:
-                if sequence.status is SequenceStatus.DECODE:
-                    self._lifecycle.fail(sequence, error)
+            self._lifecycle.retry_apart(sequences, error)
             return
         for sequence, token in zip(sequences, tokens, strict=True):
             if sequence.status is SequenceStatus.DECODE:
@@ -127,19 +138,6 @@ class Decoder(Generic[C, P, O, T]):
         if sequence.pending is None or self._sampled is None:
             return sequence.last_known_token
         return self._sampled[0].pending(sequence.pending)
-
-    def _ran(self, sequence: Sequence) -> None:
-        if sequence.status is not SequenceStatus.DECODE:
-            sequence.status = SequenceStatus.DECODE
-            sequence.note(Activity.DECODE, self._clock())
-        if sequence.num_computed_tokens < sequence.num_prompt_tokens:
-            self._totals["prefill_tokens"] += 1  # the prompt's last token
-        sequence.num_computed_tokens += 1
-
-    def _advanced(self, sequence: Sequence) -> None:
-        self._kv_cache.advanced(sequence)
-        if not sequence.replays:
-            self._end_if_complete(sequence)
 
     def _decoded(self, sequence: Sequence, token: Token) -> None:
         sequence.pending = None
@@ -157,7 +155,7 @@ class Decoder(Generic[C, P, O, T]):
             complete = _is_complete(sequence)
             self._lifecycle.finish(sequence, FinishReason.STOP if complete else FinishReason.LENGTH)
 
-    def _end_complete(self, sequences: list[Sequence]) -> None:
+    def _end_complete(self, sequences: tuple[Sequence, ...]) -> None:
         """End complete answers without another step, where that is known soon."""
         until = time.monotonic() + _SOON
         for sequence in sequences:

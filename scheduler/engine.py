@@ -1,7 +1,7 @@
 """The engine: a step is schedule, plan, reserve, run, process output, sample, publish.
 
-It lives on the MLX thread. Where nobody comes or goes, what a step would publish waits for the next
-one's launch.
+It lives on the MLX thread. A step launches its decode before it reads the tokens of the step
+before, and publishes events after that launch and at its end.
 """
 
 import math
@@ -18,6 +18,7 @@ from .lifecycle import Lifecycle
 from .limits import late, no_room
 from .masks import MaskPool
 from .memory import Affordable, MemoryPlanner, Shortage
+from .policy import Batch, PrefillChunk
 from .prefiller import Prefiller
 from .queue import ConversationQueue
 from .report import EngineReport
@@ -84,14 +85,11 @@ class Engine(Generic[C, P, O, T]):
         self._clock = clock
         self._running = self._scheduler.running
         self._masks = MaskPool()
-        self._stalled = False  # the last step had a prefill chunk
-        self._keeps = False  # the last step's events, for this one to publish
-        self._stirs = False  # the batch changed in it, or a prompt was computed
         self._starting = _STARTING * max_stall
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
         self._totals = self._report.totals
-        self._lifecycle = Lifecycle(self._scheduler, kv_cache)
+        self._lifecycle = Lifecycle(self._scheduler, kv_cache, retries=not exact)
         self._decoder = Decoder(
             runner, kv_cache, self._lifecycle, self._totals, eos_ids=eos_ids, clock=clock
         )
@@ -117,7 +115,6 @@ class Engine(Generic[C, P, O, T]):
     def _recover(self, error: BaseException) -> Pace:
         """End the requests at work, as a step has failed that was for all of them."""
         log.error("a step failed; the requests at work end", exc_info=error)
-        self._stalled, self._stirs = False, False
         self._decoder.drop()
         ended = self._lifecycle.end_all(error)
         self._publish_events()
@@ -130,24 +127,19 @@ class Engine(Generic[C, P, O, T]):
         return Pace.BUSY if ended else Pace.IDLE
 
     def _step(self) -> Pace:
-        began, stirred = self._clock(), self._stirs or self._stalled
         if not self._running:
             self._report.begin_work()
-        before = self._running.copy()
         short = self._scheduler.short or self._shortage.waits
-        reading = self._kv_cache.page(busy=bool(before) and not short)
+        reading = self._kv_cache.page(busy=bool(self._running) and not short)
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
         self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
-            self._run(step, began, before)
-        chunk = step is not None and self._stalled
-        self._stirs = chunk or self._running != before
+            self._run(step.batch, step.plan)
         self._record()
         if not self._running:
             self._decoder.drop()
-            self._stalled = False
         if not self._decoder.pending:
             self._memory.release()
         pace = self._pace(step, reading=reading)
@@ -155,7 +147,7 @@ class Engine(Generic[C, P, O, T]):
             self._report.describe_cache()
             self._lifecycle.handed_over = False
         self._report.end_step()
-        self._keep_events(pace, calm=not stirred and not self._stirs)
+        self._publish_events()
         return pace
 
     def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
@@ -167,11 +159,6 @@ class Engine(Generic[C, P, O, T]):
             return Pace.WAITING if self._kv_cache.unwritten else Pace.IDLE
         waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
         return Pace.WAITING if waits else Pace.BUSY
-
-    def publish_kept(self) -> None:
-        """Publish what the last step kept, since something else comes before the next launch."""
-        if self._keeps:
-            self._publish_events()
 
     def close(self) -> None:
         """Give all memory back. No sequence may wait or run."""
@@ -220,7 +207,6 @@ class Engine(Generic[C, P, O, T]):
                 self._running,
                 self._prefiller.chunk_size(),
                 self._kv_cache.caches,
-                self._prefiller.joins,
             )
             if step is not None:
                 self._shortage.end()
@@ -260,7 +246,6 @@ class Engine(Generic[C, P, O, T]):
 
     def _leave(self, sequence: Sequence) -> bool:
         """Leave a sequence's state to the cache; False if it has ended instead."""
-        self.publish_kept()
         self._decoder.process_output()
         if sequence not in self._running:
             return False  # it was complete with the token that was on its way
@@ -284,7 +269,6 @@ class Engine(Generic[C, P, O, T]):
                 self._lifecycle.finish(sequence, FinishReason.ERROR, late(sequence))
 
     def _begin(self, sequence: Sequence) -> None:
-        self.publish_kept()
         self._report.publish()
         resumes = sequence.status is SequenceStatus.PREEMPTED
         self._lifecycle.guard(sequence, self._open)
@@ -307,62 +291,30 @@ class Engine(Generic[C, P, O, T]):
             sequence.constraint = self._masks.constrain(grammar)
         self._kv_cache.begin(sequence)
 
-    def _run(self, step: Affordable[P], began: float, before: list[Sequence]) -> None:
-        """Launch this step's decode, then see to what the last one brought.
-
-        Args:
-            step: that is run.
-            began: when it did: what was done for it until now keeps streams waiting, too.
-            before: who ran then.
-        """
-        batch = step.batch
-        entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
-        output, errors = self._decoder.run(batch.decode, step.plan, self._publish_events)
-        self._decoder.process_output()
-        for place, error in errors.items():
-            self._lifecycle.fail(batch.decode[place], error)
+    def _run(self, batch: Batch, plan: P) -> None:
+        """Launch the decode, hand out the tokens of the step before, then compute the chunk."""
+        output = self._decoder.run(batch.decode, plan)
         if output is not None:
             self._decoder.sample(output, batch.decode)
         overlaps = self._runner.overlaps and any(s.wants_more for s in self._running)
-        if batch.prefill or self._stalled or not overlaps:
-            # A chunk shall not keep tokens back, nor its time be taken for the decode's. After one
-            # the streams have waited long enough to do without the overlap once; else nothing is
-            # gained by launching, or left to launch, before it.
-            self._decoder.process_output()
-        chunks = batch.prefill
-        ended = output is not None and any(s not in self._running for s in before)
+        if batch.prefill is not None or not overlaps:
+            self._decoder.process_output()  # a chunk must not keep tokens back
+        self._publish_events()
+        if batch.prefill is not None:
+            self._prefill(batch.prefill)
+
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        """Compute a chunk, hand out the token that follows a complete prompt, store the state."""
+        output = self._prefiller.run(chunk)
         if output is not None:
-            spent, rows = self._clock() - began, len(batch.decode)
-            chunks = self._prefiller.fitting(chunks, spent, rows, ended=ended)
-            self._prefiller.decoded(spent, entered, rows, ended=ended)
-        self._stalled = bool(chunks)
-        if chunks:
-            self._publish_events()
-            self._prefiller.run(chunks, behind=ended)
+            self._decoder.sample(output, (chunk.sequence,))
+            self._decoder.process_output()
+            self._publish_events()  # what is stored is packed first, which takes a while
+        self._prefiller.store(chunk.sequence)
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())
 
-    def _keep_events(self, pace: Pace, *, calm: bool) -> None:
-        """Publish a step's events, or have the next one do so when it launches.
-
-        Whoever reads them needs the interpreter, as this thread does until then, and afterwards
-        does not. An answer's end is not kept, since a client may have its next request ready;
-        nothing is kept for longer than the next step, nor where much comes before its launch.
-
-        Args:
-            pace: of the next step.
-            calm: nobody came, ended or had a prompt computed in this one, nor in the one before.
-                Where somebody did, those who decode have waited, and the next step may begin with
-                much for this thread to do.
-        """
-        follows = calm and pace is Pace.BUSY and bool(self._scheduler.decoding)
-        keeps = follows and self._runner.overlaps and not self._keeps
-        self._keeps = keeps and self._lifecycle.only_tokens
-        if not self._keeps:
-            self._publish_events()
-
     def _publish_events(self) -> None:
-        self._keeps = False
         if events := self._lifecycle.take_events():
             self._publish(events)

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from .times import Times
 
 
-_GATHER = 0.02
-"""Seconds for which an engine that sleeps is left asleep at most, so that more may be queued."""
-
-
 class EventChannel:
     """One request's events, in order, for one reader on the event loop.
 
@@ -86,7 +82,6 @@ class Handoff:
         self._wake = wake
         self._channel_limit = channel_limit
         self._loop = asyncio.get_running_loop()
-        self._gathering: asyncio.TimerHandle | None = None
         self._live: dict[str, tuple[Sequence, EventChannel]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -96,16 +91,8 @@ class Handoff:
         """How many requests have not ended. For any thread."""
         return len(self._live)
 
-    def submit(self, request: Request, *, others_come: bool = False) -> EventChannel:
-        """Queue a request and return the channel of its events.
-
-        An engine that sleeps computes together, as far as it can, the prompts that it finds in the
-        queue, and each that comes later beside streams. So it is woken when nobody else is on the
-        way, and soon in any case. One that works sees the queue at its next step.
-
-        Args:
-            request: what is wanted.
-            others_come: others are on their way, and submitted in a moment.
+    def submit(self, request: Request) -> EventChannel:
+        """Queue a request, wake the engine, and return the channel of its events.
 
         Raises:
             QueueFullError: as many requests wait as may wait.
@@ -116,12 +103,7 @@ class Handoff:
         channel.times = sequence.times
         self._live[request.id] = sequence, channel
         self._idle.clear()
-        if not others_come or 2 * len(self._queue) >= self._queue.limit:
-            self._wake_engine()  # those who come find room in the queue, too
-        elif self._gathering is None:
-            self._gathering = self._loop.call_later(_GATHER, self._wake_engine)
-        elif self._gathering.when() <= self._loop.time():
-            self._wake_engine()  # the loop is late
+        self._wake()
         return channel
 
     def cancel(self, request_id: str) -> None:
@@ -154,12 +136,6 @@ class Handoff:
     async def wait_idle(self) -> None:
         """Wait until no request is live."""
         await self._idle.wait()
-
-    def _wake_engine(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        self._wake()
 
     def _end(self, request_id: str, event: Finished) -> None:
         if request_id not in self._live:

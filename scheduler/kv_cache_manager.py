@@ -130,7 +130,9 @@ class KVCacheManager(Generic[C]):
 
         Where states resume at checkpoints only, those before one that others can have.
         """
-        common = common_length(other.tokens[:-1], sequence.tokens) // self._grid * self._grid
+        # Only whole tokens before the last are restored of a checkpoint, or of a grid.
+        wanted = sequence.tokens[:-1] if self._captures or self._grid > 1 else sequence.tokens
+        common = common_length(other.tokens, wanted) // self._grid * self._grid
         if not self._captures or common < _WORTH_WAITING or other.lease is None:
             return common
         computed, lease = other.num_computed_tokens, other.lease
@@ -206,15 +208,14 @@ class KVCacheManager(Generic[C]):
     def prefilled(self, sequence: Sequence) -> None:
         """Give the prompt's state to the cache, for others to share.
 
-        It goes span by span, as soon as another request waits for it, and what is left when
-        it is complete, with its last token or without. On a grid, complete is what ends on it: the
-        rest is never shared.
+        It goes span by span, as soon as another request waits for it, and the rest when the
+        prompt is complete. On a grid only whole chunks are shared.
         """
         lease = sequence.lease
         if lease is None or not self._keeps or sequence.num_computed_tokens <= lease.held:
             return
-        offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
-        ends = offset == last // self._grid * self._grid or offset > last
+        offset = sequence.num_computed_tokens
+        ends = offset == len(sequence.tokens) // self._grid * self._grid
         full = self.caches[sequence].suffix_length >= self._longest
         awaited = sequence.is_awaited and sequence.num_awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
@@ -223,7 +224,7 @@ class KVCacheManager(Generic[C]):
         lease.publish(tokens, self._publish_but_last(sequence, lease, tokens))
         self._opener.placement.replace_own(self.caches[sequence], lease.spans())
 
-    def advanced(self, sequence: Sequence) -> None:
+    def capture_if_due(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
         offset = sequence.num_computed_tokens
         reason = sequence.chunk_boundaries.get(offset)
@@ -233,8 +234,7 @@ class KVCacheManager(Generic[C]):
         elif (
             self._captures
             and self._grid == 1
-            and offset >= sequence.num_prompt_tokens
-            and decode_due(offset - sequence.frontier)
+            and decode_due(offset - max(sequence.frontier, sequence.num_prompt_tokens - 1))
         ):
             self._capture(sequence, Reason.DECODE)
 

@@ -1,6 +1,7 @@
 """How a sequence ends: its events, its state, and what a fault costs."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from contextlib import ExitStack
 from typing import Generic
 
@@ -8,10 +9,12 @@ import structlog
 
 from .errors import ComputationError, RequestError
 from .kv_cache_manager import KVCacheManager
-from .request import Event, Finished, FinishReason, TokenEvent
+from .request import Event, Finished, FinishReason
 from .runner import C
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
+
+_RETRIES = 2
 
 log = structlog.get_logger()
 
@@ -25,11 +28,13 @@ class Lifecycle(Generic[C]):
     Args:
         scheduler: holds those that have not ended.
         kv_cache: takes their state.
+        retries: sequences may start again with what they have answered as a part of their prompt.
     """
 
-    def __init__(self, scheduler: Scheduler, kv_cache: KVCacheManager[C]) -> None:
+    def __init__(self, scheduler: Scheduler, kv_cache: KVCacheManager[C], *, retries: bool) -> None:
         self._scheduler = scheduler
         self._kv_cache = kv_cache
+        self._retries = retries
         self._events: list[tuple[Sequence, Event]] = []
         self.handed_over = True
 
@@ -41,11 +46,6 @@ class Lifecycle(Generic[C]):
         """The events since the last call."""
         events, self._events = self._events, []
         return events
-
-    @property
-    def only_tokens(self) -> bool:
-        """Whether nothing but tokens waits to be published."""
-        return all(isinstance(event, TokenEvent) for _, event in self._events)
 
     def guard(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:
         """Do something for one sequence; a fault ends that sequence only."""
@@ -63,6 +63,29 @@ class Lifecycle(Generic[C]):
         if ended:
             return  # by the token before: the step that failed was not needed
         self.finish(sequence, FinishReason.ERROR, _failed(error))
+
+    def retry_apart(self, sequences: Items[Sequence], error: BaseException) -> None:
+        """Restart sequences whose call failed for several together, and whose state is lost.
+
+        Each one's prompt and answer so far are then computed in a call of its own, which gives
+        the next token: a sequence that is at fault ends there, and the others go on. One that was
+        alone in its call, or has failed with others `_RETRIES` times before, ends at once.
+        """
+        failed = [s for s in self._scheduler.running if s in sequences]
+        if failed:
+            log.warning("the call of several sequences failed", exc_info=error)
+        retried = [s for s in failed if self._retries and s.num_retries < _RETRIES]
+        if len(failed) == 1:
+            retried = []
+        for sequence in failed:
+            if sequence not in retried:
+                self.fail(sequence, error)
+        error.__traceback__ = None  # as in `fail`
+        for sequence in reversed(retried):  # the oldest resumes first
+            sequence.num_retries += 1
+            self._scheduler.preempt(sequence)
+            self.keep(sequence, trusted=False)
+            sequence.preempt(replay=False)
 
     def end_all(self, error: BaseException) -> bool:
         """End all that a step is for, which failed; False if there is nothing to end.

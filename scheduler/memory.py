@@ -8,7 +8,7 @@ from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
 from .kv_cache_manager import KVCacheManager
-from .policy import Batch, ChunkSize, Joins, plan
+from .policy import Batch, ChunkSize, plan
 from .runner import C, P, StepPlanner
 from .sequence import Sequence
 from .statistics import MemoryUse
@@ -153,7 +153,6 @@ class MemoryPlanner(Generic[C, P]):
         running: Items[Sequence],
         size: ChunkSize,
         caches: Mapping[Sequence, C],
-        joins: Joins | None = None,
     ) -> Affordable[P] | None:
         """Plan a step that fits, and reserve what it takes.
 
@@ -164,22 +163,21 @@ class MemoryPlanner(Generic[C, P]):
             running: all that run.
             size: of chunks.
             caches: their state.
-            joins: see `policy.plan`.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
-        batch = plan(running, size, joins)
+        batch = plan(running, size)
         while (planned := self._reserved(batch, caches)) is None:
-            if not batch.prefill:
+            if batch.prefill is None:
                 return None
             size = size.halved()
             if size.grid > 1 or size.most < _LEAST_CHUNK:
-                batch = Batch((), batch.decode)  # those who are held do not come
+                batch = Batch(None, batch.decode)  # prompts that are held do not come
                 if batch.empty:
                     return None
             else:
-                batch = plan(running, size, joins)
+                batch = plan(running, size)
         return Affordable(batch, planned)
 
     def release(self) -> None:
@@ -194,11 +192,15 @@ class MemoryPlanner(Generic[C, P]):
     def _reserved(self, batch: Batch, caches: Mapping[Sequence, C]) -> P | None:
         """Plan a batch's step, and reserve what it takes; None where that does not fit."""
         decode = [caches[sequence] for sequence in batch.decode]
-        prefill = [(caches[chunk.sequence], chunk.tokens) for chunk in batch.prefill]
+        chunk = batch.prefill
+        prefill = None if chunk is None else (caches[chunk.sequence], chunk.tokens)
+        completes = chunk is not None and chunk.completes
         costs = []
         ways = [(batch.coming, True), (0, True), (0, False)]
         for coming, may_copy in dict.fromkeys(ways):
-            step = self._runner.plan(decode, prefill, coming=coming, may_copy=may_copy)
+            step = self._runner.plan(
+                decode, prefill, completes=completes, coming=coming, may_copy=may_copy
+            )
             cost = self._runner.cost(step)
             if cost not in costs and self._governor.reserve(Size(*cost)):
                 return step

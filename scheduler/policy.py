@@ -1,7 +1,6 @@
 """What the next step computes: a pure function of the running sequences."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,9 +8,6 @@ from typing import NamedTuple
 from .order import Priority
 from .sequence import Sequence
 
-_TOGETHER = 1024
-"""Tokens of a call of several prompts, each as long as the longest: each brings work after the
-call, too."""
 _LESS_URGENT = 4096
 """Tokens by which a prompt that nobody sits before counts as longer than it is."""
 
@@ -32,90 +28,77 @@ class PrefillChunk(NamedTuple):
         """How many tokens that are."""
         return self.end - self.sequence.num_computed_tokens
 
+    @property
+    def completes(self) -> bool:
+        """True if the prompt is complete with it, so that its call gives the next token."""
+        return self.end == len(self.sequence.tokens)
+
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's work: a decode for each of `decode`, and chunks of prompts in one call.
+    """One step's work: a decode for each of `decode`, and a chunk of a prompt.
 
     Attributes:
-        prefill: the chunks, the most urgent first.
+        prefill: the chunk, if a prompt is to be computed.
         decode: the sequences that get a token each.
         coming: how many more will soon: a chunk is left of their prompts at most.
     """
 
-    prefill: tuple[PrefillChunk, ...]
+    prefill: PrefillChunk | None
     decode: tuple[Sequence, ...]
     coming: int = 0
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to compute."""
-        return not self.prefill and not self.decode
-
-
-Joins = Callable[[Items[int], int], bool]
-"""Whether a chunk of so many tokens is best computed in one call with others of these lengths."""
+        """True if there is nothing to compute."""
+        return self.prefill is None and not self.decode
 
 
 class ChunkSize(NamedTuple):
     """How long chunks are, in tokens.
 
     Attributes:
-        most: of a call, padding included.
-        last: of a chunk that completes its prompt, where that is more: a short rest would take a
-            call of its own.
+        most: of a chunk.
         grid: chunks end on its multiples, so that the same prompt is computed in the same chunks,
             whatever was cached.
+        completing: of a chunk that completes its prompt, at most: where a model computes the
+            logits of all tokens of such a call, they are few.
     """
 
     most: int
-    last: int = 0
     grid: int = 1
+    completing: int = 1 << 62
 
     def halved(self) -> "ChunkSize":
         """Half of it."""
-        return ChunkSize(self.most // 2, 0, self.grid)
+        return self._replace(most=self.most // 2)
 
 
-def plan(
-    running: Items[Sequence],
-    size: ChunkSize,
-    joins: Joins | None = None,
-) -> Batch:
+def plan(running: Items[Sequence], size: ChunkSize) -> Batch:
     """Choose the next step's work.
 
-    Prefill chunks also end on the sequence's chunk boundaries and where another request parts
-    from it that waits, and the last one before the last prompt token.
+    A prefill chunk also ends on the sequence's chunk boundaries, where a waiting request that
+    shares the prompt's beginning parts from it, and at the prompt's end.
 
     Args:
         running: all that run, oldest first.
         size: of chunks.
-        joins: where several prompts may advance in one call, which do: see `StallBound.joins`.
-            They are rows as long as the longest.
     """
     prompts = _by_urgency(running)
+    chunk = PrefillChunk(prompts[0], _end(prompts[0], size)) if prompts else None
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
-    chosen = [PrefillChunk(s, _end(s, size)) for s in prompts[:1]]
-    if chosen and joins is not None and not chosen[0].sequence.is_alone:
-        lengths = [chosen[0].tokens]
-        for sequence in prompts[1:]:
-            chunk = PrefillChunk(sequence, _end(sequence, size))
-            fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= min(size.most, _TOGETHER)
-            if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
-                chosen.append(chunk)
-                lengths.append(chunk.tokens)
-    coming = sum(0 < s.num_left_to_prefill <= max(size.most, size.last) for s in running)
-    return Batch(tuple(chosen), decode, coming)
+    coming = sum(0 < s.num_left_to_prefill <= size.most for s in running)
+    return Batch(chunk, decode, coming)
 
 
 def _end(sequence: Sequence, size: ChunkSize) -> int:
-    start, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
+    start, last = sequence.num_computed_tokens, len(sequence.tokens)
     stops = {*sequence.chunk_boundaries, sequence.num_awaited, last}
     if size.grid > 1:
         stops.add((start // size.grid + 1) * size.grid)
     end = min(offset for offset in stops if offset > start)
-    most = max(size.most, size.last) if end == last else size.most
-    return end if end - start <= most else start + size.most
+    end = min(end, start + size.most)
+    return last - size.completing if end == last > start + size.completing else end
 
 
 def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
@@ -140,16 +123,17 @@ def _remaining(sequence: Sequence) -> int:
     return sequence.num_left_to_share + more - sequence.num_passed_over
 
 
-def age(running: Items[Sequence], chosen: Mapping[Sequence, int]) -> None:
+def age(running: Items[Sequence], chosen: Sequence, tokens: int) -> None:
     """Count for prompts by how many tokens a call passed them over for later ones of their tenant.
 
     Args:
         running: all that run, oldest first, as they were when the call was planned.
-        chosen: those that advance, and by how many tokens.
+        chosen: the sequence whose prompt advances.
+        tokens: by how many.
     """
     later = Counter[str]()
     for sequence in reversed(running):
-        if sequence in chosen:
-            later[sequence.request.tenant] += chosen[sequence]
+        if sequence is chosen:
+            later[sequence.request.tenant] += tokens
         elif sequence.num_left_to_prefill:
             sequence.num_passed_over += later[sequence.request.tenant]

@@ -5,7 +5,7 @@ step, `O` what a step leads to, and `T` a token that may still be computed. The 
 them from the model and hands them back, and reads no more of them than their protocols say.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ..cachestore.state import Checkpoint, Span
@@ -138,8 +138,9 @@ class StepPlanner(Protocol[C_contra, P]):
     def plan(
         self,
         decode: Sequence[C_contra],
-        prefill: Sequence[tuple[C_contra, int]],
+        prefill: tuple[C_contra, int] | None,
         *,
+        completes: bool,
         coming: int,
         may_copy: bool,
     ) -> P:
@@ -147,7 +148,8 @@ class StepPlanner(Protocol[C_contra, P]):
 
         Args:
             decode: sequences that get a token each, in the order of these tokens.
-            prefill: sequences whose prompts advance, in one call, and by how many tokens each.
+            prefill: the sequence whose prompt advances, and by how many tokens.
+            completes: that prompt is complete then.
             coming: how many more will soon get a token each, with those that do now.
             may_copy: state may be copied where the step could do without.
         """
@@ -164,7 +166,7 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
     Attributes:
         shapes: shapes of batches that were computed with.
         overlaps: whether the device computes while the host goes on.
-        prefills_together: whether prompts of several sequences advance in one call.
+        max_completing: tokens of a chunk that completes its prompt, at most.
     """
 
     @property
@@ -172,10 +174,14 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
     @property
     def overlaps(self) -> bool: ...  # noqa: D102  (described above)
     @property
-    def prefills_together(self) -> bool: ...  # noqa: D102  (described above)
+    def max_completing(self) -> int: ...  # noqa: D102  (described above)
 
-    def prefill(self, chunks: Sequence[tuple[Sequence[int], C_contra]]) -> None:
-        """Advance sequences over tokens, in one call; one only unless `prefills_together`."""
+    def prefill(self, tokens: Sequence[int], cache: C_contra) -> None:
+        """Advance a sequence over tokens of its prompt, and wait until that is computed."""
+        ...
+
+    def complete(self, tokens: Sequence[int], cache: C_contra) -> O:
+        """Do so over the last tokens of its prompt; returns the logits of what follows."""
         ...
 
     def run(
@@ -183,13 +189,11 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
         plan: P_contra,
         caches: Sequence[C_contra],
         tokens: Sequence[int | T],
-        on_launch: Callable[[], object],
     ) -> O:
         """Launch the model on a token of each sequence, as planned.
 
-        A token is an id, or one that is still computed. `on_launch` is called when what is to be
-        launched is drawn up: from then on others can have the interpreter for a while. Raises
-        whatever the model raises for the batch as a whole.
+        A token is an id, or one that is still computed. Raises whatever the model raises for the
+        batch as a whole: the states of all are lost.
         """
         ...
 

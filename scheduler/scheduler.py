@@ -1,7 +1,7 @@
 """The sequences that wait, run or are preempted, and the next one to start."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -185,10 +185,10 @@ class Scheduler:
         shares = self.waiting.shares(tenants) if tenants else {}  # which takes the queue's lock
         self._precedence.note(self.running, {key: each.weight for key, each in shares.items()})
 
-    def prefilled(self, chosen: Mapping[Sequence, int]) -> None:
-        """Note whose prompts advanced, and by how many tokens."""
-        age(self.running, chosen)
-        self._precedence.charge(chosen)
+    def prefilled(self, sequence: Sequence, tokens: int) -> None:
+        """Note that a sequence's prompt advanced by so many tokens."""
+        age(self.running, sequence, tokens)
+        self._precedence.charge({sequence: tokens})
 
     def put_back(self, sequence: Sequence) -> None:
         """Move a running sequence back to its place in the queue. The cache has its state."""
@@ -313,7 +313,7 @@ class Scheduler:
         if not started:
             self._starts += 1
             sequence.number = self._starts
-        left = len(sequence.tokens) - 1 - known.cached
+        left = len(sequence.tokens) - known.cached
         sequence.num_charged_of_prompt = 0 if started else max(0, left)
         return self.waiting.claim(sequence, sequence.num_charged_of_prompt)
 

@@ -52,7 +52,7 @@ class Sequence:
         is_due: it starts, or started, as its tenant's oldest that others have passed over for long.
         precedence: of its tenant's prompts among other tenants', the lower the earlier, while it is
             prefilled; see `precedence.py`.
-        is_alone: its prompt is computed in calls of its own: one with others failed.
+        num_retries: times that it started again since a call with others failed.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
         chunk_boundaries: offsets at which its prefill stops for a checkpoint, and why, ascending.
@@ -78,8 +78,7 @@ class Sequence:
         self.num_passed_over = 0
         self.is_due = False
         self.precedence = 0.0
-        self.is_alone = False
-        self.num_awaited = 0
+        self.num_retries = self.num_awaited = 0
         self.lease: Lease | None = None
         self.chunk_boundaries: dict[int, Reason] = {}
         self.frontier = 0
@@ -111,8 +110,8 @@ class Sequence:
 
     @property
     def num_left_to_prefill(self) -> int:
-        """Tokens to prefill before the last, which is decoded, for its logits."""
-        return max(0, len(self.tokens) - 1 - self.num_computed_tokens)
+        """Tokens to prefill. The call that computes the last one gives the next token's logits."""
+        return max(0, len(self.tokens) - self.num_computed_tokens)
 
     @property
     def is_awaited(self) -> bool:
@@ -154,8 +153,7 @@ class Sequence:
     @property
     def last_known_token(self) -> int:
         """The token that the next decode step takes, where none is pending."""
-        place = self.num_computed_tokens - self.num_prompt_tokens
-        return self.output[place] if place >= 0 else self.request.prompt[-1]
+        return self.output[self.num_computed_tokens - self.num_prompt_tokens]
 
     @property
     def wants_more(self) -> bool:

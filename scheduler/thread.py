@@ -51,16 +51,11 @@ class _Job(NamedTuple):
     cancel: Callable[[], bool]
 
 
-def _nothing() -> None:
-    """Nothing to do before others' steps."""
-
-
 @dataclass
 class _Worker:
     """What runs steps, and when its next one is due; see `MLXThread.attach`."""
 
     work: Callable[[], int]
-    before_others: Callable[[], object]
     pace: Pace = Pace.IDLE
 
 
@@ -91,18 +86,10 @@ class MLXThread:
         """Start the thread; once."""
         self._thread.start()
 
-    def attach(
-        self, work: Callable[[], int], before_others: Callable[[], object] = _nothing
-    ) -> None:
-        """Run `work`, again and again, at the pace that it returns.
-
-        Args:
-            work: what to run.
-            before_others: what to call before the thread does anything else: a call, or a step of
-                another worker.
-        """
+    def attach(self, work: Callable[[], int]) -> None:
+        """Run `work`, again and again, at the pace that it returns."""
         with self._condition:
-            self._workers.append(_Worker(work, before_others))
+            self._workers.append(_Worker(work))
         self.wake()
 
     def detach(self, work: Callable[[], int]) -> None:
@@ -219,26 +206,14 @@ class MLXThread:
             if not self._jobs:
                 return
             job = self._jobs.popleft()
-        self._announce(None)
         job.run()
         del job  # as in `_fulfil`, whose frame knows this one
-
-    def _announce(self, runs: _Worker | None) -> None:
-        """Tell all workers but one that something else comes before their next step."""
-        for worker in list(self._workers):
-            if worker is runs:
-                continue
-            try:
-                worker.before_others()
-            except BaseException:
-                log.exception("a worker failed before another one's step")
 
     def _step(self) -> None:
         """Let each worker that does not sleep do a step."""
         for worker in list(self._workers):
             if worker.pace is Pace.IDLE or self._stopping:
                 continue
-            self._announce(worker)
             try:
                 worker.pace = Pace(worker.work())
             except BaseException:

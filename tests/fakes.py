@@ -4,7 +4,7 @@ import asyncio
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, cast
 
@@ -86,7 +86,8 @@ class FakePlan(NamedTuple):
     """Who runs."""
 
     decode: list[FakeState]
-    prefill: list[tuple[FakeState, int]]
+    prefill: tuple[FakeState, int] | None
+    completes: bool = False
     coming: int = 0
     may_copy: bool = True
 
@@ -124,8 +125,7 @@ class FakeRunner:
         fed: the tokens that each state was advanced over, in the order of `open`; it
             outlives the states.
         chunks: start and end of each prefill, in the order they came.
-        calls: how many prompts each call of `prefill` had.
-        prefills_together: whether it takes several.
+        max_completing: as `ModelRunner` has it.
         held: set once a computation waits at the gate that `hold` closed.
     """
 
@@ -134,8 +134,7 @@ class FakeRunner:
         self.shapes: set[tuple[int, ...]] = set()
         self.overlaps = True
         self.chunks: list[tuple[int, int]] = []
-        self.calls: list[int] = []
-        self.prefills_together = False
+        self.max_completing = 1 << 62
         self.held = threading.Event()
         self._gate = threading.Event()
         self._gate.set()
@@ -218,39 +217,45 @@ class FakeRunner:
     def plan(
         self,
         decode: Sequence[FakeState],
-        prefill: Sequence[tuple[FakeState, int]],
+        prefill: tuple[FakeState, int] | None,
         *,
+        completes: bool,
         coming: int = 0,
         may_copy: bool,
     ) -> FakePlan:
         """Note who runs."""
-        return FakePlan(list(decode), list(prefill), coming, may_copy)
+        return FakePlan(list(decode), prefill, completes, coming, may_copy)
 
     def cost(self, plan: FakePlan) -> Held:
         """The sum of the parts."""
         parts = [self.step_need(plan.decode)] if plan.decode else []
-        parts += [self.chunk_need(tokens, state) for state, tokens in plan.prefill]
+        if plan.prefill is not None:
+            state, tokens = plan.prefill
+            parts.append(self.chunk_need(tokens, state))
         return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))
 
-    def prefill(self, chunks: Sequence[tuple[Sequence[int], FakeState]]) -> None:
-        """Advance states over tokens."""
-        self.calls.append(len(chunks))
-        for tokens, cache in chunks:
-            start = len(cache.tokens)
-            self._advance(list(tokens), cache)
-            self.chunks.append((start, start + len(tokens)))
+    def prefill(self, tokens: Sequence[int], cache: FakeState) -> None:
+        """Advance a state over tokens."""
+        start = len(cache.tokens)
+        self._advance(list(tokens), cache)
+        self.chunks.append((start, start + len(tokens)))
+
+    def complete(self, tokens: Sequence[int], cache: FakeState) -> FakeOutput:
+        """Do so; its next token can be chosen then."""
+        if len(tokens) > self.max_completing:
+            raise AssertionError("more logits than may be computed")
+        self.prefill(tokens, cache)
+        return FakeOutput([cache])
 
     def run(
         self,
         plan: FakePlan,
         caches: Sequence[FakeState],
         tokens: Sequence[int],
-        on_launch: Callable[[], object],
     ) -> FakeOutput:
         """Give each state its token; a fault is the sequence's own."""
         if plan.decode != list(caches):
             raise AssertionError("others run than were planned")
-        on_launch()
         output = FakeOutput(list(caches))
         for place, (cache, token) in enumerate(zip(caches, tokens, strict=True)):
             try:

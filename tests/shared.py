@@ -20,13 +20,12 @@ import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.models import runner
-from umbel.models.load.device import CUDA, DevicePolicy, device_policy
+from umbel.models.load.device import CUDA
 
 from . import zoo
 
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
-# emulates a kernel takes milliseconds a call, and what is padded for cuDNN is scores here. Of the
-# lengths that prompts are padded to a warm-up meets all: few of them take little time.
+# emulates a kernel takes milliseconds a call, and what is padded for cuDNN is scores here.
 AS_GPU = replace(
     CUDA,
     plans_attention=False,
@@ -34,14 +33,8 @@ AS_GPU = replace(
     recurrence_kernel=False,
     convolution_kernel=False,
     attention_kernels=False,
-    prompt_multiple=64,
 )
 """How a GPU is run, on the CPU."""
-
-
-def padding(multiple: int) -> DevicePolicy:
-    """This device, where rows of several prompts are padded to so many tokens."""
-    return replace(device_policy(), prompt_multiple=multiple)
 
 
 TINY = {
@@ -93,7 +86,7 @@ def measured_once(model: Any, *, anew: Container[str] = ()) -> Iterator[None]:
         model: of the runner.
         anew: functions that are called all the same.
     """
-    names = ("batching", "reads_parts", "prefills_together", "measure")
+    names = ("batching", "reads_parts", "head_known", "measure")
     with pytest.MonkeyPatch.context() as patch:
         for name in (name for name in names if name not in anew):
             patch.setattr(runner, name, _once(getattr(runner, name), model))

@@ -220,7 +220,6 @@ class Entry:
                 lines = lines_of(slot.name, caller.conversation, caller.session, body)
             if body.stream:
                 stream = request[STREAM] = event_stream(request, self.settings)
-        arrival.generates = queued and isinstance(body, GenerationBody)
         arrival.know(lines)
         service = await self.use(request, slot, caller, stream)
         return Received(caller._replace(arrival=arrival), service, body)

@@ -19,8 +19,7 @@ from ..runtime import launch
 from . import blocks
 from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
-from .fetched import CallKeys, Keys, RotatedQueries
-from .latent import LatentLayer
+from .fetched import Keys, RotatedQueries
 from .products import PLAIN, Products
 from .quantized import QuantizedProducts
 from .softmax import softmaxes
@@ -51,8 +50,7 @@ class Attention:
         """Compute attention with mlx-lm's signature.
 
         Args:
-            queries: `[rows, heads, tokens, size]`; several rows where sequences are computed in
-                one call.
+            queries: `[rows, heads, tokens, size]`; several rows where sequences decode in one call.
             keys: `[rows, kv_heads, tokens, size]`, as the layer's state returned them or as a
                 model of MLA made them of that.
             values: likewise.
@@ -78,10 +76,6 @@ class Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if isinstance(keys, CallKeys):
-            return keys.attend(queries, scale, mask, sinks, self._attend)
-        if isinstance(cache, LatentLayer):
-            return cache.attend_expanded(queries, keys, values, scale, mask, sinks)
         layer = keys.layer if isinstance(keys, Keys) else cache
         if isinstance(layer, BatchedLayer):
             if layer.masks_itself:

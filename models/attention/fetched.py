@@ -6,52 +6,9 @@ operations that the model applies to them on the way.
 """
 
 import weakref
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-
-Attend = Callable[..., mx.array]
-"""mlx-lm's `scaled_dot_product_attention`, or what is bound in its place."""
-
-
-class CallKeys(mx.array):
-    """Keys of a call in which several sequences attend, each to its own: they know what is read.
-
-    They are what the model holds of all rows' keys and values in one piece: these are freed with
-    the last of its references, as if it had been called with one row.
-
-    Args:
-        keys: `[rows, kv_heads, tokens, size]`.
-        layer: whose they are.
-        fetched: what the layer's caches returned.
-    """
-
-    def __init__(self, keys: mx.array, layer: Any, fetched: Sequence[Any]) -> None:
-        super().__init__(keys)
-        self._layer = layer
-        self._fetched = fetched
-
-    @abstractmethod
-    def attend(
-        self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None, attend: Attend
-    ) -> mx.array:
-        """Compute attention of all rows.
-
-        Args:
-            queries: `[rows, heads, tokens, size]`.
-            scale: of the scores.
-            mask: what the layer made.
-            sinks: `[heads]`, or None.
-            attend: computes that of one cache.
-
-        Returns:
-            `[rows, heads, tokens, size of a value]`. Outputs of padding mean nothing.
-
-        Raises:
-            NotBatchableError: the model changed the mask.
-        """
 
 
 class Keys(mx.array):
@@ -73,7 +30,7 @@ class Keys(mx.array):
 
 
 class Rotated(mx.array):
-    """Values of a step, or of a call of prompts, which in MLA are the rotated part of keys.
+    """Values of a step, which in MLA are the rotated part of keys.
 
     There the model multiplies queries with all of them, and passes the product to attention as
     a mask. It gets the queries back instead.
@@ -92,7 +49,7 @@ class RotatedQueries(NamedTuple):
     """Queries of the keys' rotated part, in the place of a mask.
 
     Attributes:
-        queries: `[rows, heads, tokens, size]`, scaled; a token in a step of decoding.
+        queries: `[rows, heads, 1, size]`, scaled.
     """
 
     queries: mx.array

@@ -5,8 +5,7 @@ who else is there, nor on how its state is cut into segments. Rows that are not 
 to keep the number of rows, and so every product's shape, the same.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -99,27 +98,14 @@ def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any
         rows: for each row what the model would be called with, or None.
         device: how attention is computed.
     """
-    return layers_of(rows, partial(SeparateLayer, device=device))
-
-
-Make = Callable[[list[Any]], Any]
-
-
-def layers_of(rows: Sequence[list[Any] | None], attending: Make) -> list[Any]:
-    """Make one layer of the layers of several sequences, for each that the model has.
-
-    Args:
-        rows: for each row what the model would be called with, or None.
-        attending: makes a layer of caches that are not recurrent, None among them.
-    """
     used = next(row for row in rows if row is not None)
-    return [_layer([row and row[index] for row in rows], attending) for index in range(len(used))]
+    return [_layer([row and row[index] for row in rows], device) for index in range(len(used))]
 
 
-def _layer(caches: list[Any], attending: Make) -> Any:
+def _layer(caches: list[Any], device: DevicePolicy) -> Any:
     used = next(cache for cache in caches if cache is not None)
     if type(used) is not CacheList:
         recurrent = type(used) is ArraysCache
-        return SeparateRecurrentLayer(caches) if recurrent else attending(caches)
+        return SeparateRecurrentLayer(caches) if recurrent else SeparateLayer(caches, device)
     parts = range(len(used.caches))
-    return CacheList(*[_layer([c and c.caches[i] for c in caches], attending) for i in parts])
+    return CacheList(*[_layer([c and c.caches[i] for c in caches], device) for i in parts])

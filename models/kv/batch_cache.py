@@ -16,7 +16,7 @@ from ..attention.splits import splits_of
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
 from ..moves import Enter
-from ..runtime import OnLaunch, launch, launch_in_turn
+from ..runtime import launch, launch_in_turn
 from .alignment import aligned
 from .batch_layers import BatchLayers
 from .non_trimmable import in_order, make_chunk, make_ring
@@ -255,7 +255,6 @@ class BatchCache:
         offsets: list[int],
         *,
         new: bool,
-        on_launch: OnLaunch,
     ) -> mx.array:
         """Call the model with one token for each of some rows.
 
@@ -265,7 +264,6 @@ class BatchCache:
             slots: of their rows.
             offsets: number of tokens that these rows have computed.
             new: rows were moved or resized since the last step.
-            on_launch: called when the graph of the step is built, before it is launched.
 
         Returns:
             `[B, V]` logits, not yet evaluated.
@@ -282,7 +280,6 @@ class BatchCache:
         try:
             fed = self._spread(tokens, slots)
             logits: mx.array = model(fed[:, None], cache=self.layers)[:, -1, :]
-            on_launch()
             if self.launches_layers:
                 launch_in_turn([layer.arrays() for layer in self._leaves])
         finally:

@@ -23,17 +23,6 @@ def rows_for(count: int, multiple: int) -> int:
     return rows if rows * 2 <= multiple else -(-rows // multiple) * multiple
 
 
-def prompt_tokens(longest: int, rows: int, multiple: int) -> int:
-    """How many tokens each row of a call of prompts has, padding included.
-
-    Args:
-        longest: tokens of the longest.
-        rows: of the call. One has no padding.
-        multiple: to which several are padded.
-    """
-    return longest if rows == 1 else -(-longest // multiple) * multiple
-
-
 def positions_for(tokens: int) -> int:
     """Positions of rows whose longest has so many tokens: 64, 96, 128, 192, 256 and so on."""
     return bucket(max(tokens, _LEAST_POSITIONS))

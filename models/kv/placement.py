@@ -12,7 +12,6 @@ import mlx.core as mx
 from ..errors import StateLostError
 from ..memory_profile import Held
 from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
-from ..runtime import OnLaunch, nothing
 from ..step_plan import Call
 from .batch_cache import BatchCache, entering
 from .layout import CacheLayout
@@ -181,16 +180,13 @@ class Placement:
 
     # -- steps -------------------------------------------------------------------------
 
-    def step(
-        self, model: Any, call: Call, tokens: mx.array, on_launch: OnLaunch = nothing
-    ) -> mx.array:
+    def step(self, model: Any, call: Call, tokens: mx.array) -> mx.array:
         """Give rows of the batch a token each, after the call's moves.
 
         Args:
             model: mlx-lm's.
             call: what was planned.
             tokens: `[B]`, in the order of its slots.
-            on_launch: called once the step is drawn up.
 
         Returns:
             `[B, V]` logits, not yet evaluated.
@@ -200,9 +196,7 @@ class Placement:
         self.groups = call.groups
         offsets = [self.sequences[slot].offset for slot in call.slots]
         new = call.regroups or bool(call.moves)
-        return self._batch.step(
-            model, tokens, list(call.slots), offsets, new=new, on_launch=on_launch
-        )
+        return self._batch.step(model, tokens, list(call.slots), offsets, new=new)
 
     def _read(self, groups: Iterable[PrefixGroup]) -> None:
         shared, private = [], {}

@@ -167,11 +167,6 @@ class SequenceCache:
         return parts
 
     @property
-    def segmented(self) -> list[Any]:
-        """Its layers as umbel's own caches, also where its keys lie in one piece."""
-        return self._segmented
-
-    @property
     def is_contiguous(self) -> bool:
         """Whether its keys lie in one piece, in caches of its own."""
         return self.layers is not self._segmented

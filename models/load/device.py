@@ -32,9 +32,6 @@ class DevicePolicy:
         attention_kernels: what follows the products of attention is kernels of ours: launches are
             what a step of a batch takes.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
-        prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
-            products have kernels by how many tokens there are, which are loaded when they are first
-            met: 10 to 33 ms for a call of a length that was not.
         launches_layers: prompts and decode steps are launched layer by layer. MLX makes CUDA graphs
             of so many operations, a hundred on Hopper, and it takes 2 to 10 ms to make one that was
             not met yet: so cut, all layers of a kind are one graph.
@@ -42,8 +39,7 @@ class DevicePolicy:
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not
             say.
         most_freed: bytes of freed buffers that are kept for the next arrays at most. Other programs
-            use the memory of a Mac; a card's is free for them. To free and allocate what a call
-            for several prompts computes with takes the host a fifth of its time. MLX keeps a
+            use the memory of a Mac; a card's is free for them. MLX keeps a
             buffer for arrays of nearly its size; a CPU's calls have ever other sizes, and the C
             library gives what is freed to any: so nothing is kept there.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
@@ -63,7 +59,6 @@ class DevicePolicy:
     convolution_kernel: bool
     attention_kernels: bool
     length_multiple: int
-    prompt_multiple: int
     launches_layers: bool
     prefill_chunk: int
     max_stall_ms: float
@@ -88,7 +83,6 @@ CPU = DevicePolicy(
     convolution_kernel=False,
     attention_kernels=False,
     length_multiple=1,
-    prompt_multiple=1,
     launches_layers=False,
     prefill_chunk=512,
     max_stall_ms=400.0,
@@ -110,7 +104,6 @@ GPU = DevicePolicy(
     convolution_kernel=False,
     attention_kernels=False,
     length_multiple=1,
-    prompt_multiple=1,
     launches_layers=False,
     prefill_chunk=2048,
     max_stall_ms=200.0,
@@ -127,7 +120,6 @@ CUDA = replace(
     convolution_kernel=True,
     attention_kernels=True,
     length_multiple=8,
-    prompt_multiple=16,
     launches_layers=True,
     most_freed=8 << 30,
 )

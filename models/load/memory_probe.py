@@ -11,7 +11,6 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from ..attention.blocks import BLOCK
-from ..kv.buckets import prompt_tokens
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
@@ -34,7 +33,6 @@ _SHORT = 0.1  # the same of a run whose operations take about as long as their l
 _FEWEST = 5  # runs of these: a busy machine makes them seem longer
 _SLOW = 2.0  # seconds of one in which operations take far longer than their launch
 _ALIKE = 0.98  # of the highest peak, that is as high
-_ROWS = 3  # of a call that shows what several take more
 _GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
 _FORMAT = 12  # of what is kept
@@ -48,7 +46,6 @@ def measure(
     *,
     contiguous: bool,
     multiple: int,
-    together: bool,
     folder: Path | None = None,
     of: Iterable[Any] = (),
 ) -> MemoryProfile:
@@ -61,24 +58,23 @@ def measure(
         vocab_size: logits of a row.
         contiguous: see `MemoryProfile`.
         multiple: see `MemoryProfile`.
-        together: whether prompts of several sequences are computed in one call.
         folder: where what varies is kept for later starts; None measures it now.
         of: what names the model there.
     """
     sizes = measure_sizes(layout, prefill)
     if folder is None:
-        transients = measure_transients(layout, prefill, device, together=together)
+        transients = measure_transients(layout, prefill, device)
     else:
         key = key_of(
             *(_FORMAT, getattr(mx, "__version__", ""), *of, device),
-            *(contiguous, multiple, together, sizes),
+            *(contiguous, multiple, sizes),
         )
         names = {field.name for field in fields(Transients) if field.init}
         kept = measured_once(
             folder,
             key,
             names,
-            lambda: _figures(measure_transients(layout, prefill, device, together=together), names),
+            lambda: _figures(measure_transients(layout, prefill, device), names),
         )
         whole = {name: int(kept[name]) for name in ("block", "step")}
         found: dict[str, Any] = {**kept, **whole}
@@ -89,7 +85,6 @@ def measure(
         vocab_size,
         contiguous=contiguous,
         multiple=multiple,
-        prompt_multiple=device.prompt_multiple,
     )
 
 
@@ -105,7 +100,7 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
         prefill: advances sequences; see `models.prefill`.
     """
     cache = layout.open()
-    prefill([([1, 2, 3, 4], cache)])
+    prefill([1, 2, 3, 4], cache)
     token = sum(_per_token((layer.keys, layer.values)) for layer in cache.token_layers)
     rings, fixed = [], 0
     for layer in cache.non_trimmable:
@@ -122,9 +117,7 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
     return StateSizes(token, tuple(rings), fixed, arrays, layers)
 
 
-def measure_transients(
-    layout: CacheLayout, prefill: Any, device: DevicePolicy, *, together: bool = False
-) -> Transients:
+def measure_transients(layout: CacheLayout, prefill: Any, device: DevicePolicy) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
     peak = Peaks(layout, prefill)
     long, context = (_LONG_FUSED, _CONTEXT_FUSED) if device.fused else (_LONG, _CONTEXT)
@@ -136,15 +129,6 @@ def measure_transients(
     fitted = Transients(*np.maximum(solved, 0).tolist())
     if not device.fused:
         _fit_blocks(fitted, peak)
-    if together:
-        few = prompt_tokens(_FEW, _ROWS, device.prompt_multiple)
-        rows, pairs = [_CONTEXT] * _ROWS, _ROWS * few * (_CONTEXT + few)
-        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.unreserved(few, *rows)
-        fitted.joint = max(0.0, more + SMALL) / pairs
-        # The longest rows that are read jointly show it: some of it grows with their tokens.
-        expected = fitted.unreserved(BLOCK, *rows)
-        more = peak(BLOCK, _CONTEXT, _ROWS, alone=True) - expected
-        fitted.copy = max(0.0, more + SMALL) / (_ROWS * _CONTEXT)
     return fitted
 
 
@@ -186,55 +170,49 @@ class Peaks:
         self._prefill = prefill
         self._like: PackedSpan | None = None  # of a few tokens
 
-    def __call__(self, tokens: int, context: int, rows: int = 1, *, alone: bool = False) -> int:
+    def __call__(self, tokens: int, context: int) -> int:
         """Run a probe until its peak is the highest it can be, or nearly; in bytes.
 
         Args:
-            tokens: of each chunk.
-            context: tokens before them, which nobody needs to compute.
-            rows: chunks in a call.
-            alone: each has a context of its own.
+            tokens: of the chunk.
+            context: tokens before it, whose state is made up and not computed.
         """
         # How long the first run takes says nothing: it may load kernels, or compile them.
-        peaks = [self.once(tokens, context, rows, alone=alone)]
+        peaks = [self.once(tokens, context)]
         begun = time.process_time()  # a busy machine is no reason for fewer
         while True:
             started = time.monotonic()
-            peaks.append(self.once(tokens, context, rows, alone=alone))
+            peaks.append(self.once(tokens, context))
             slow = time.monotonic() - started >= _SLOW
             spent, again = time.process_time() - begun, len(peaks) - 1
             enough = spent >= _QUICK and (again >= _FEWEST or spent >= _SHORT * again)
             if slow or enough or _settled(peaks):
                 return max(peaks)
 
-    def once(self, tokens: int, context: int, rows: int, *, alone: bool) -> int:
+    def once(self, tokens: int, context: int) -> int:
         """The peak of one run; see `__call__`."""
-        shared = [1] * rows if alone else [rows]
-        caches = [cache for number in shared for cache in self._after(context, number)]
-        chunks = [([1] * tokens, cache) for cache in caches]
+        cache = self._after(context)
         # A buffer that MLX reuses may be two pages larger than what is asked for, and counts as
         # it is.
         mx.clear_cache()
-        _, peak = peak_of(lambda: self._prefill(chunks))
+        _, peak = peak_of(lambda: self._prefill([1] * tokens, cache))
         return peak
 
-    def _after(self, context: int, rows: int) -> list[SequenceCache]:
-        """Make caches that share a context to look at."""
+    def _after(self, context: int) -> SequenceCache:
+        """Make a cache with a context to look at."""
         if not context:
-            return [self._layout.open() for _ in range(rows)]
+            return self._layout.open()
         if self._like is None:
-            caches = [self._layout.open() for _ in range(rows)]
-            for cache in caches:
-                self._prefill([([1, 2], cache)])
-            spans = caches[0].take_packed()
+            cache = self._layout.open()
+            self._prefill([1, 2], cache)
+            spans = cache.take_packed()
             if not spans:
-                return caches
+                return cache
             (self._like,) = spans
         like = self._like
         arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in like.arrays]
         mx.eval(arrays)
-        span = PackedSpan(Storage(arrays, like.places))
-        return [self._layout.open(context, [span]) for _ in range(rows)]
+        return self._layout.open(context, [PackedSpan(Storage(arrays, like.places))])
 
 
 def _settled(peaks: list[int]) -> bool:

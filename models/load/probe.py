@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx_lm
 
-from ..attention.prompt_layers import Together
 from ..errors import NotBatchableError
 from ..kv.batch_cache import BatchCache
 from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
+from ..output_rows import OutputRows
 from ..planned_for import Rules
 from ..planner import plan_decode
 from .device import DevicePolicy
@@ -36,7 +36,9 @@ _APART = 0.01
 rounds alike, whatever stands in other rows."""
 
 _FORMAT = 8  # of what is kept
-_KEPT = {"batches", "mask_axes", "reads_parts", "prefills_together"}
+_KEPT = {"batches", "mask_axes", "reads_parts", "head_known"}
+
+_PROMPT = (6, 7, 8, 9, 10)
 
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
@@ -60,12 +62,12 @@ class Probed(NamedTuple):
     Attributes:
         batching: how its sequences decode together.
         reads_parts: see `reads_parts`.
-        prefills_together: see `probe_prefill.prefills_together`.
+        head_known: see `head_known`.
     """
 
     batching: Batching
     reads_parts: bool
-    prefills_together: Together
+    head_known: bool
 
 
 def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
@@ -80,12 +82,12 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     """
 
     def figures() -> dict[str, float]:
-        (why, mask_axes), parts, together = probe()
+        (why, mask_axes), parts, head = probe()
         return {
             "batches": float(why is None),
             "mask_axes": mask_axes,
             "reads_parts": float(parts),
-            "prefills_together": float(together),
+            "head_known": float(head),
         }
 
     versions = getattr(mx, "__version__", ""), mlx_lm.__version__
@@ -95,7 +97,7 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     return Probed(
         Batching(None, int(kept["mask_axes"])),
         bool(kept["reads_parts"]),
-        Together(int(kept["prefills_together"])),
+        bool(kept["head_known"]),
     )
 
 
@@ -195,6 +197,28 @@ def reads_parts(trials: Trials) -> bool:
     for layer in cache.token_layers:
         layer.withholds = True
     return not bool(mx.isnan(trials.forward(cache, [3])).any())
+
+
+def head_known(trials: Trials, outputs: OutputRows) -> bool:
+    """Try out whether the model computes the logits of a prompt's last token alone.
+
+    Heads are found by their names, and a layer within a model may have the name of one.
+
+    Args:
+        trials: of the model.
+        outputs: of the model.
+    """
+    expected = trials.forward(trials.layout.open(), _PROMPT)[:, -1]
+    cache = trials.layout.open()
+    try:
+        with outputs.only([len(_PROMPT) - 1]):
+            logits = trials.forward(cache, _PROMPT)
+    except Exception as error:  # noqa: BLE001  (all logits are computed then)
+        explain(error)
+        return False
+    if logits.shape[1] != 1:
+        return False
+    return deviation(logits[:, -1], expected) <= allowed(trials.rounding.logits)
 
 
 def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching) -> Outcome:

@@ -60,10 +60,10 @@ def test_a_closed_lease_gives_nothing_out(world: World) -> None:
 def test_captured_checkpoints_are_given_up_one_by_one(make_world: MakeWorld) -> None:
     """The least useful first, with their bytes; where none is left that is said."""
     world = make_world(HYBRID, interval=10)
-    sequence = world.begin(range(41), (30, Reason.MESSAGE)).prefill()
+    sequence = world.begin(range(41), (30, Reason.SYSTEM)).prefill()
     lease, ledger = sequence.lease, world.cache.ledger
     left = [item.reason for item in lease.captured]
-    assert set(left) == {Reason.GRID, Reason.MESSAGE, Reason.PROMPT}
+    assert set(left) == {Reason.GRID, Reason.SYSTEM, Reason.PROMPT}
     while left:
         held = ledger.held(Kind.CHECKPOINT).nbytes
         assert lease.give_one_up()
@@ -72,7 +72,7 @@ def test_captured_checkpoints_are_given_up_one_by_one(make_world: MakeWorld) -> 
         assert len(now) == len(left) - 1 == len(world.registry.checkpoints)
         left = now
         if len(left) == 1:
-            assert left == [Reason.MESSAGE]
+            assert left == [Reason.SYSTEM]
     assert not lease.give_one_up()
     sequence.close()
     world.check()

@@ -4,9 +4,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -17,16 +15,14 @@ from umbel.daemon.conversations import lines_of
 from umbel.daemon.deadlines import Wait
 from umbel.daemon.decoding import decode
 from umbel.daemon.generations import Generations
-from umbel.daemon.prompts import Prepared, Rendered
+from umbel.daemon.prompts import Prepared
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.generation_request import GenerationBody, GenerationRequest
 from umbel.daemon.protocols.responses import ResponsesRequest
 from umbel.daemon.service import Service
 from umbel.models.params import SamplingParams
 from umbel.scheduler.errors import DeadlineExceededError
-from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.order import Priority
-from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.times import Activity
 
 from ..fakes import FakeClock
@@ -166,48 +162,6 @@ async def test_any_order_of_reading(seed: int) -> None:
             assert one == sorted(one)
 
 
-async def test_who_is_about_to_be_queued() -> None:
-    """Requests that are read now, for this model as far as is known, and are not only read."""
-    arrivals = Arrivals()
-    queued = arrivals.arrive("a", "r")
-    queued.model = "m"
-    queued.leave()
-    assert not queued.others_come()
-    other = arrivals.arrive("b", "r")
-    assert queued.others_come(), "its model is not read yet"
-    other.model = "another"
-    assert not queued.others_come()
-    other.model = "m"
-    assert queued.others_come()
-    with other.waiting(Activity.MODEL):
-        assert not queued.others_come()
-    other.generates = False
-    assert not queued.others_come(), "its tokens are counted only"
-    other.generates = True
-    assert queued.others_come()
-    other.leave()
-    assert not queued.others_come()
-
-
-async def test_who_waits_for_its_conversation_is_not_about_to_be_queued() -> None:
-    """That may take as long as the answer before it."""
-    arrivals = Arrivals()
-    first, second, stranger = (arrivals.arrive(t, "r") for t in ("a", "a", "b"))
-    for each, line in ((first, TALK), (second, TALK), (stranger, OTHER)):
-        each.model = "m"
-        each.know([line])
-    turn = asyncio.create_task(second.turn())
-    await _settle()
-    stranger.leave()
-    assert stranger.others_come(), "the first is read still"
-    first.generates = False
-    assert not stranger.others_come()
-    first.leave()
-    await asyncio.wait_for(turn, 1)
-    assert stranger.others_come(), "it is its turn"
-    second.leave()
-
-
 def test_what_a_request_follows() -> None:
     """A conversation by its name; else the response it goes on with, and its agent's session."""
     plain, goes_on, named = (
@@ -275,36 +229,3 @@ async def test_what_is_tokenised_later_is_queued_first() -> None:
     assert service.queued == ["large", "small"]
     hasty.leave()
     assert len(arrivals) == 0
-
-
-class Queueing(Slow):
-    """One that queues what it reads; nothing computes."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        super().__init__()
-        self.queue = ConversationQueue(9)
-        self._gathers = True
-        self.metrics = MagicMock()
-        self._text = MagicMock()
-        self._admission = MagicMock(answer_length=lambda _, wanted: wanted)
-        self._handoff = Handoff(self.queue, wake, channel_limit=9)
-
-    async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
-        prepared = await super()._prepare(body, caller)
-        return prepared._replace(prompts=[Rendered([1])])
-
-    _admit = Service._admit
-
-
-async def test_an_engine_sleeps_until_those_on_their_way_are_queued() -> None:
-    """It computes their prompts together; who comes alone is not kept."""
-    woken: list[int] = []
-    service, arrivals = Queueing(lambda: woken.append(len(service.queue))), Arrivals()
-    service.may_read.set()
-    async with AsyncExitStack() as stack:
-        await service.enter(stack, "alone", arrivals.arrive("a", "r"))
-        assert woken == [1]
-        for number, arrival in enumerate([arrivals.arrive("a", "r") for _ in range(3)]):
-            assert woken == [1]
-            await service.enter(stack, f"{number}", arrival)
-        assert woken == [1, 4]

@@ -126,7 +126,7 @@ class BatchFixture:
         cache = self.runner.open(len(branch.tokens), branch.spans, branch.checkpoint)
         words = self.words(prompt)
         if words:
-            self.runner.prefill([(words, cache)])
+            self.runner.prefill(words, cache)
         self.agents.append(Agent(cache, branch.tokens + words))
         return self.agents[-1]
 

@@ -11,7 +11,6 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.attention.decode_kernel import Ring, attend, reads
-from umbel.models.attention.joint import prompts_of
 from umbel.models.attention.softmax_kernel import softmax
 from umbel.models.kv.alignment import aligned
 from umbel.models.kv.layout import CacheLayout
@@ -178,7 +177,7 @@ def prompted(lengths: Sequence[int]) -> list[SequenceCache]:
     model = zoo.make("llama")
     layout = CacheLayout(model)
     cache = layout.open()
-    prefill(model, [(list(range(1, lengths[0] + 1)), cache)], GPU_HERE)
+    prefill(model, list(range(1, lengths[0] + 1)), cache)
     (span,) = cache.take_packed()
     return [layout.open(span.length, [span]) for _ in lengths]
 
@@ -199,29 +198,3 @@ def test_runs_are_cut_where_products_are_fast(
     assert aligned([run], 1) == ([run], [])
     keys = mx.concatenate([part.layer(1)[0] for part in [*whole, *rests]], axis=2)
     assert mx.array_equal(keys, run.layer(1)[0])
-
-
-@pytest.mark.parametrize("tokens", [1, 5, 8])
-def test_prompts_of_a_call_read_the_rest_alone(tokens: int) -> None:
-    """Shared tokens are aligned, and so are those that each reads by itself, padding included."""
-    caches = prompted([101, 0])
-    found = prompts_of(caches, tokens, CUDA)
-    assert [[run.length for run in runs] for runs, _ in found.shared] == [[96]]
-    assert [run.length for run in found.few] == [5]
-    assert found.before == [0, 0]
-    assert (found.room + 5 + tokens) % ALIGNED == 0
-    assert found.mask.shape == (2, 1, tokens, found.room + 5 + tokens)
-    assert [int(x) for x in found.mask.sum(axis=-1)[0, 0]] == [6 + n for n in range(tokens)]
-    plain = prompts_of(caches, tokens, GPU)
-    assert [[run.length for run in runs] for runs, _ in plain.shared] == [[101]]
-    assert (plain.few, plain.before, plain.room) == ([], [0, 0], 0)
-
-
-def test_what_only_some_prompts_share_is_read_by_them_alone() -> None:
-    """Another one's keys are not even there with no weight: they might be no numbers."""
-    caches = [*prompted([101, 0]), *prompted([70, 0])]
-    found = prompts_of(caches, 3, CUDA)
-    assert [[run.length for run in runs] for runs, _ in found.shared] == [[96], [64]]
-    assert found.few == []
-    assert found.before == [5, 5, 6, 6]
-    assert [[run.length for run in found.alone[row]] for row in range(4)] == [[5], [5], [6], [6]]

@@ -38,7 +38,7 @@ def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> li
     token = chunks[-1][-1]
     for chunk in [*chunks[:-1], chunks[-1][:-1]]:
         if chunk:
-            runner.prefill([(chunk, cache)])
+            runner.prefill(chunk, cache)
     output: list[int] = []
     while len(output) < length and token not in loaded.text.eos_ids:
         ran = run(runner, [cache], [token])
@@ -105,7 +105,7 @@ def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
     runner = runner_of(smollm2)
     cache = runner.open()
     assert {state.offset for state in cache.layers} == {0}
-    runner.prefill([([1, 2, 3], cache)])
+    runner.prefill([1, 2, 3], cache)
     run(runner, [cache], [4])
     assert {state.offset for state in cache.layers} == {4}
     assert {state.offset for state in runner.open().layers} == {0}

@@ -33,9 +33,9 @@ cpu_only = pytest.mark.skipif(backend() != "cpu", reason="what computing takes i
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_state_is_what_is_measured(name: str) -> None:
     """Of every architecture: each token, each window, what is recurrent, and the arrays."""
-    model, device = zoo.make(name), device_policy()
+    model = zoo.make(name)
     layout = CacheLayout(model)
-    sizes = measure_sizes(layout, lambda chunks: prefill(model, chunks, device))
+    sizes = measure_sizes(layout, lambda tokens, cache: prefill(model, tokens, cache))
     estimated = state_sizes(ModelConfig(zoo.config_of(name)), FP32)
     assert estimated.token == sizes.token
     assert sorted(estimated.rings) == sorted(sizes.rings)
@@ -49,12 +49,11 @@ def profile_of(model: Any, vocab: int) -> MemoryProfile:
     device = device_policy()
     return measure(
         CacheLayout(model),
-        lambda chunks: prefill(model, chunks, device),
+        lambda tokens, cache: prefill(model, tokens, cache),
         device,
         vocab,
         contiguous=False,
         multiple=1,
-        together=False,
     )
 
 

@@ -127,7 +127,7 @@ def prefill(runner: ModelRunner, cache: SequenceCache, tokens: int, chunk: int =
     """Advance a state in chunks."""
     prompt = words(tokens, tokens)
     for start in range(0, tokens, chunk):
-        runner.prefill([(prompt[start : start + chunk], cache)])
+        runner.prefill(prompt[start : start + chunk], cache)
 
 
 def decode(
@@ -150,7 +150,7 @@ def step_need(runner: ModelRunner, caches: list[SequenceCache]) -> Held:
 
 def chunk_need(runner: ModelRunner, tokens: int, cache: SequenceCache) -> Held:
     """What a piece of a prompt is planned to take."""
-    return runner.cost(runner.plan([], [(cache, tokens)]))
+    return runner.cost(runner.plan([], (cache, tokens)))
 
 
 def shape_of(runner: ModelRunner) -> tuple[int, ...]:
@@ -270,7 +270,7 @@ def test_whole_states_take_what_their_window_holds(name: str, tokens: int) -> No
     cache = runner.open()
     first = tokens - tokens // 2
     for chunk, offset in ((first, first), (tokens - first, tokens)):
-        runner.prefill([(words(chunk, offset), cache)])
+        runner.prefill(words(chunk, offset), cache)
         if chunk > 1:  # a ring that gets a single token makes room for more
             token_each = sum(ring.token for ring in sizes.rings)
             assert 0 <= sizes.non_trimmable(offset, chunk) - whole_bytes(cache) <= token_each
@@ -332,26 +332,14 @@ def test_probes_are_fitted(
     if loaded.device.fused:
         block, within = 1 << 30, 0  # nothing is cut there
 
-    def peak(
-        peaks: object,
-        tokens: int,
-        context: int,
-        rows: int = 1,
-        *,
-        alone: bool = False,
-    ) -> int:
+    def peak(peaks: object, tokens: int, context: int) -> int:
         del peaks
         seen, beyond = context + tokens, max(0, min(tokens, step) - BLOCK)
-        each = 200 + 5 * min(tokens, block) + (7 * tokens if rows > 1 else 0)
-        each_row = 3000 * tokens + each * seen + within * beyond**2
-        return 500_000 + rows * (each_row + (11 * context if alone else 0))
+        each = 200 + 5 * min(tokens, block)
+        return 500_000 + 3000 * tokens + each * seen + within * beyond**2
 
     monkeypatch.setattr(Peaks, "once", peak)
-    fitted = measure_transients(loaded.layout, None, loaded.device, together=True)
-    joint = peak(None, 20, 500, rows=5) + 2**16
-    assert fitted.estimate(20, *[500] * 5) == pytest.approx(1.25 * joint, abs=2)
-    copied = peak(None, 20, 500, rows=5, alone=True) + 2**16
-    assert fitted.estimate(20, *[500] * 5, copied=2500) == pytest.approx(1.25 * copied, abs=2)
+    fitted = measure_transients(loaded.layout, None, loaded.device)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
@@ -460,7 +448,7 @@ def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
     for start in range(0, LONG, chunk):
         tokens = prompt[start : start + chunk]
         need = chunk_need(runner, len(tokens), cache).nbytes
-        assert taken(functools.partial(runner.prefill, [(tokens, cache)])) <= need
+        assert taken(functools.partial(runner.prefill, tokens, cache)) <= need
 
 
 @pytest.mark.parametrize("name", ["kimi_linear", "qwen3_5", "qwen3_next", "falcon_h1"])
@@ -473,7 +461,7 @@ def test_no_first_chunk_takes_more_than_foretold(
         monkeypatch.setattr(transients_of(runner), "_seen", {})  # nothing is learned yet
         cache = runner.open()
         need = chunk_need(runner, chunk, cache).nbytes
-        assert taken(functools.partial(runner.prefill, [(words(chunk, chunk), cache)])) <= need
+        assert taken(functools.partial(runner.prefill, words(chunk, chunk), cache)) <= need
 
 
 @pytest.mark.parametrize(("name", "chunk"), batch_fixture.each([32, 300, 512]))
@@ -481,7 +469,7 @@ def test_little_more_than_a_chunk_takes_is_foretold(name: str, chunk: int) -> No
     """What is kept free for a chunk is no more than three times what it may take."""
     runner, prompt = load(name), words(LONG, chunk)[:chunk]
     need = chunk_need(runner, chunk, runner.open()).nbytes
-    peak = highest(lambda: runner.prefill([(prompt, runner.open())]), need // 3 + 1)
+    peak = highest(lambda: runner.prefill(prompt, runner.open()), need // 3 + 1)
     assert peak <= need < 3 * peak, "most of it would be idle"
 
 
@@ -493,7 +481,7 @@ def test_a_chunk_after_what_is_leased_takes_no_more_than_foretold(name: str, con
     cache, prompt = after(runner, name, context), words(64, context)
     need = chunk_need(runner, 64, cache).nbytes
     assert need < chunk_need(runner, 65, cache).nbytes
-    assert taken(lambda: runner.prefill([(prompt, cache)])) <= need
+    assert taken(lambda: runner.prefill(prompt, cache)) <= need
 
 
 @pytest.mark.parametrize(("name", "context"), batch_fixture.each([40, 246, LONG]))
@@ -718,13 +706,13 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
     worst_case, context = learned.worst_case(500), learned.longest_context(1 << 28)
     before = transients_of(runner).estimate(64, 500)
     chunk, step, start = (
-        learned.prefill([PlannedChunk(64, cache.offset, 0)]).nbytes,
+        learned.prefill(PlannedChunk(64, cache.offset, 0)).nbytes,
         learned.compute(3, 500),
         learned.start(64, 500).nbytes,
     )
     learned.observe(64, 500, 2 * before)
     assert transients_of(runner).estimate(64, 500) == pytest.approx(1.25 * 2 * before, abs=2)
-    assert learned.prefill([PlannedChunk(64, cache.offset, 0)]).nbytes > chunk
+    assert learned.prefill(PlannedChunk(64, cache.offset, 0)).nbytes > chunk
     assert learned.compute(3, 500) > step
     assert learned.start(64, 500).nbytes > start
     assert learned.worst_case(500) == worst_case, "what was admitted by it is served"
@@ -739,16 +727,6 @@ def test_a_short_chunk_does_not_raise_a_long_one_by_its_share() -> None:
     assert transients.estimate(31, 100) == pytest.approx(1.25 * 3 * short, rel=1e-6)
     assert transients.estimate(8, 20) > 2 * transients.worst_case(8, 20)
     assert 0 < transients.estimate(2048, 16_000) - long <= 1.25 * 3 * short
-
-
-def test_each_row_of_a_call_may_lack_as_much() -> None:
-    """Calls of several are not learned from."""
-    transients = Transients(0.0, 1e6, 1e5, 0.0)
-    before = transients.worst_case(70, 100)
-    transients.observe(70, 100, 3 * before)
-    alone, together = transients.estimate(70, 100), transients.estimate(70, *[100] * 7)
-    assert alone == pytest.approx(1.25 * 3 * before, rel=1e-6)
-    assert together == pytest.approx(7 * alone, rel=0.01)
 
 
 def test_a_long_chunk_raises_short_ones_by_its_share() -> None:

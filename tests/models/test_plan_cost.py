@@ -35,16 +35,24 @@ class Accountant(BatchFixture):
     def come(self, branch: Branch | None = None, prompt: int = 0) -> Agent:
         """Start an agent, and hold its prompt's computation to its price, too."""
         agent = super().come(branch)
+        if prompt > 1:
+            self._compute(agent, prompt // 2, completes=False)
         if prompt:
-            price = self.runner.cost(self.runner.plan([], [(agent.cache, prompt)])).nbytes
-            words = self.words(prompt)
-            mx.clear_cache()
-            before = resident_bytes()
-            mx.reset_peak_memory()
-            self.runner.prefill([(words, agent.cache)])
-            assert mx.get_peak_memory() - before <= price
-            agent.tokens += words
+            self._compute(agent, prompt - prompt // 2, completes=True)
         return agent
+
+    def _compute(self, agent: Agent, tokens: int, *, completes: bool) -> None:
+        plan = self.runner.plan([], (agent.cache, tokens), completes=completes)
+        price, words = self.runner.cost(plan).nbytes, self.words(tokens)
+        mx.clear_cache()
+        before = resident_bytes()
+        mx.reset_peak_memory()
+        if completes:
+            self.runner.complete(words, agent.cache)
+        else:
+            self.runner.prefill(words, agent.cache)
+        assert mx.get_peak_memory() - before <= price
+        agent.tokens += words
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.models.attention.padded import JointLayer
-from umbel.models.attention.prompt_layers import Together
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.load import probe, trials
 from umbel.models.load.device import device_policy
-from umbel.models.load.probe_prefill import prefills_together
 from umbel.models.load.trials import Trials
 from umbel.models.prepare import prepare
 
@@ -162,22 +159,6 @@ def test_a_fault_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.Monkey
     assert [line["reason"] for line in logs] == [found] * 3
 
 
-def test_prompts_that_fail_together_for_a_fault_of_ours_are_told_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are computed one by one then."""
-    model = shared_model("llama")
-    prepare(model, device_policy())
-    monkeypatch.delattr(JointLayer, "attend")
-    with capture_logs() as logs:
-        assert not prefills_together(
-            Trials(model, CacheLayout(model)), device_policy(), layers_attend=False
-        )
-    (line,) = logs
-    assert line["log_level"] == "error"
-    assert line["reason"].startswith("a fault of umbel's own, in umbel.models.attention.padded: ")
-
-
 @pytest.mark.parametrize(
     ("name", "parts"), [("llama", True), ("mamba2", True), ("deepseek_v3", False)]
 )
@@ -191,9 +172,8 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
 @pytest.mark.parametrize("reason", [None, "it cannot"])
 def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     """A later start does not try it out again, but for the words of why not."""
-    together = Together.NEVER if reason else Together.LATENT
     batching = probe.Batching(reason, 4)
-    found, tried = probe.Probed(batching, reason is None, together), []
+    found, tried = probe.Probed(batching, reason is None, reason is None), []
 
     def try_out() -> probe.Probed:
         tried.append(1)
@@ -203,9 +183,7 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
         kept = probe.probed_once(tmp_path, ("model", 1), try_out)
         assert kept == found
     assert len(tried) == (1 if reason is None else 4)
-    other = probe.Probed(
-        probe.Batching(None, 0), reads_parts=False, prefills_together=Together.MASKED
-    )
+    other = probe.Probed(probe.Batching(None, 0), reads_parts=False, head_known=True)
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
 
 

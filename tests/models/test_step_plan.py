@@ -76,7 +76,7 @@ def planned(
     decode: list[State], batch: Batch | None = None, rules: Rules | None = None, *, coming: int = 0
 ) -> Call:
     """Plan one call."""
-    plan = plan_step(decode, (), batch or Batch(), rules or Rules(), coming=coming)
+    plan = plan_step(decode, None, batch or Batch(), rules or Rules(), coming=coming)
     assert plan.decode is not None
     (call,) = plan.decode.calls
     return call
@@ -101,12 +101,10 @@ def test_planning_needs_no_mlx() -> None:
 
 
 def test_nobody_runs() -> None:
-    """A step of nothing but pieces of prompts has no call of rows that decode."""
-    plan = plan_step([], [(State(7, 30), 12), (State(9, 0), 5)], Batch(), Rules())
+    """A step of nothing but a chunk of a prompt has no call of rows that decode."""
+    plan = plan_step([], (State(7, 30), 12), Batch(), Rules(), logits=1)
     assert plan.decode is None
-    assert plan.prefill == PrefillPlan(
-        (7, 9), (PlannedChunk(12, 30, 30, 30, 0), PlannedChunk(5, 0, 0, 30, 30))
-    )
+    assert plan.prefill == PrefillPlan(7, PlannedChunk(12, 30, 30), 1)
 
 
 def test_those_who_come_get_rows() -> None:
@@ -255,7 +253,7 @@ def test_a_batch_does_not_shrink_where_memory_is_short(left: int) -> None:
     batch = in_batch(*states)
     for slot in range(left, 4):
         del batch.sequences[slot]
-    sparing = plan_step(states[:left], (), batch, Rules(), may_copy=False).decode
+    sparing = plan_step(states[:left], None, batch, Rules(), may_copy=False).decode
     assert sparing is not None
     (call,) = sparing.calls
     assert (call.kind, call.moves, call.rows) == (Kind.BATCH, (), 4)
@@ -275,7 +273,7 @@ def test_a_single_sequences_keys_are_put_in_one_piece(*, contiguous: bool) -> No
     """Where the model asks for them so, and only where memory may be taken for it."""
     state, rules = State(1, 90, [Span(80)]), Rules(contiguous=contiguous)
     assert planned([state], rules=rules).moves == ((MakeContiguous(1, 90),) if contiguous else ())
-    sparing = plan_step([state], (), Batch(), rules, may_copy=False).decode
+    sparing = plan_step([state], None, Batch(), rules, may_copy=False).decode
     assert sparing is not None
     assert sparing.calls[0].moves == ()
 
@@ -285,7 +283,7 @@ def test_a_single_sequence_stays_in_the_batch_where_memory_is_short() -> None:
     state = State(1, 20)
     batch = in_batch(state)
     assert planned([state], batch).moves == (Leave(1, 0, 20, 20, 0, 0),)
-    sparing = plan_step([state], (), batch, Rules(), may_copy=False).decode
+    sparing = plan_step([state], None, batch, Rules(), may_copy=False).decode
     assert sparing is not None
     assert (sparing.calls[0].kind, sparing.calls[0].moves) == (Kind.BATCH, ())
 
@@ -293,7 +291,7 @@ def test_a_single_sequence_stays_in_the_batch_where_memory_is_short() -> None:
 def test_exact_calls_have_all_their_rows() -> None:
     """Nine sequences are two calls; those whose keys are in one piece already stay so."""
     states = [State(n, 10, is_contiguous=n != 3) for n in range(EXACT_ROWS + 1)]
-    plan = plan_step(states, (), Batch(), Rules(exact=True)).decode
+    plan = plan_step(states, None, Batch(), Rules(exact=True)).decode
     assert plan is not None
     assert [call.rows for call in plan.calls] == [EXACT_ROWS] * 2
     assert [len(call.sequences) for call in plan.calls] == [EXACT_ROWS, 1]

@@ -24,9 +24,9 @@ from umbel.cachestore.state import Layout
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
+from umbel.models.outputs import ForwardOutput
 from umbel.models.params import SamplingParams
 from umbel.models.runner import ModelRunner
-from umbel.models.runtime import OnLaunch, nothing
 from umbel.models.step_plan import Call
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.kv_cache_manager import KVCacheManager
@@ -119,15 +119,20 @@ class RecordingRunner(ModelRunner):
         call: Call,
         caches: Items[SequenceCache],
         tokens: mx.array,
-        model: Any,
-        on_launch: OnLaunch = nothing,
     ) -> mx.array:
         """Give a token to each and note what came of it."""
-        logits = super()._call(call, caches, tokens, model, on_launch)
+        logits = super()._call(call, caches, tokens)
         self.rows.append(len(caches))
         for row, cache in enumerate(caches):
             self.note(cache, logits[row])
         return logits
+
+    def complete(self, tokens: Items[int], cache: SequenceCache) -> ForwardOutput:
+        """Note what follows a prompt."""
+        output = super().complete(tokens, cache)
+        assert output.logits is not None
+        self.note(cache, output.logits[0])
+        return output
 
     def note(self, cache: SequenceCache, logits: mx.array) -> None:
         """Note what came of a state's token."""

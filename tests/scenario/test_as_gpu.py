@@ -6,6 +6,7 @@ As with CUDA, so that what goes to the disk is copied by the device, too.
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,14 +237,14 @@ def test_one_ends_while_its_step_is_under_way(
 
 def fail_for(server: ServerFixture, victim: Sequence, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
-    kv_cache, real = server.engine._kv_cache, server.engine._kv_cache.advanced
+    kv_cache, real = server.engine._kv_cache, server.engine._kv_cache.capture_if_due
 
-    def advanced(sequence: Sequence) -> None:
+    def captured(sequence: Sequence) -> None:
         if sequence is victim:
             raise RuntimeError("it failed")
         real(sequence)
 
-    monkeypatch.setattr(kv_cache, "advanced", advanced)
+    monkeypatch.setattr(kv_cache, "capture_if_due", captured)
 
 
 @pytest.mark.parametrize("name", kinds("llama", "qwen3_next"))
@@ -304,17 +305,17 @@ def test_how_much_of_a_prompt_is_computed_at_once(
     server = ServerFixture(zoo_model("llama", device=device), budget, **settings)
     lengths = list[int]()
     runner = server.assembly.runner
-    compute = runner.prefill
-
-    def prefill(chunks: Items[tuple[Items[int], Any]]) -> None:
-        lengths.extend(len(tokens) for tokens, _ in chunks)
-        compute(chunks)
-
-    monkeypatch.setattr(runner, "prefill", prefill)
+    for name in ("prefill", "complete"):
+        monkeypatch.setattr(runner, name, partial(_noted, lengths, getattr(runner, name)))
     (told,) = server.serve([Ask(words(2500, "long"), 1)])
     assert told.error is None
     assert max(lengths) == longest_chunk
-    assert sum(lengths) == 2499
+    assert sum(lengths) == 2500
+
+
+def _noted(lengths: list[int], compute: Any, tokens: Items[int], cache: Any) -> Any:
+    lengths.append(len(tokens))
+    return compute(tokens, cache)
 
 
 @pytest.mark.parametrize("name", kinds("gemma3_text"))

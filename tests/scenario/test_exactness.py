@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from umbel.cachestore.checkpoints import FINAL_AFTER
-from umbel.scheduler.stall_bound import StallBound
 
 from .. import zoo
 from .bench import Ask, Bench, words
@@ -60,15 +59,11 @@ def _unequal() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "seed"), list(_unequal()))
-def test_unequal_prompts_at_once_and_then_alone(
-    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unequal_prompts_at_once_and_then_alone(name: str, seed: int) -> None:
     """Prompts of very unequal length get the answers of cold runs, and so do their repeats.
 
-    They share calls wherever the model may compute several prompts in one. A wrong state would be
-    stored, and given to requests that come later and alone.
+    A wrong state would be stored, and given to requests that come later and alone.
     """
-    monkeypatch.setattr(StallBound, "joins", lambda *_, **__: True)
     bench = Bench(name, seed=seed, prefill_chunk=1024)
     prompts = [words(length, f"unequal {seed} {length}") for length in UNEQUAL]
     together = bench.run_together([Ask(prompt, 6) for prompt in prompts])

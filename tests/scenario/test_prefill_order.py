@@ -156,24 +156,3 @@ def test_short_prompts_that_never_end_do_not_stop_a_long_one() -> None:
     assert came > LONG // CHUNK // 2
     server.until(lambda: server.idle)
     assert all(told.error is None for told in server.told.values())
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_short_prompts_that_come_together_are_computed_together(name: str) -> None:
-    """Over a prefix in memory, each with a few tokens of its own: their tokens are those alone."""
-    server, alone = (ServerFixture(zoo_model(name), BUDGET) for _ in range(2))
-    system = words(2 * CHUNK, "system")
-    asks = [
-        Ask([*system, *words(3 + number % 5, number)], 6, boundaries=[(len(system), Reason.SYSTEM)])
-        for number in range(6)
-    ]
-    expected = [alone.serve([ask])[0].tokens for ask in asks]
-    server.serve([Ask([*system, 1], 1, boundaries=[(len(system), Reason.SYSTEM)])])
-    names = [server.send(ask) for ask in asks]
-    server.step()
-    begun = [server.live[each] for each in names if each in server.live]
-    assert len(begun) == len(asks)
-    assert sum(not each.num_left_to_prefill for each in begun) > 1, "one prompt a step"
-    server.until(lambda: server.idle)
-    assert [server.told[each].tokens for each in names] == expected
-    server.check_rest()

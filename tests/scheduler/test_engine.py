@@ -1,8 +1,8 @@
 """The engine loop: schedule, run, publish."""
 
+import statistics
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +21,6 @@ from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner, Shortage
-from umbel.scheduler.policy import PrefillChunk
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.scheduler import Scheduler
@@ -59,12 +58,10 @@ class Bench:
         max_batch: int = 1,
         prefill_chunk: int = 4,
         eos_ids: Iterable[int] = (),
-        together: bool = False,
         max_stall: float = 0.2,
         terms: Terms = Terms(),  # noqa: B008  (it is frozen)
     ) -> None:
         self.runner = FakeRunner()
-        self.runner.prefills_together = together
         self.clock = FakeClock()
         self.queue = ConversationQueue(1000, TenantUse(lambda _: terms), self.clock)
         self.events: dict[str, list[Event]] = {}
@@ -214,23 +211,32 @@ class TestAnswers:
         for _ in range(3):
             bench.engine.step()
             seen.append((len(bench.runner.fed[0]), len(sequence.output)))
-        assert seen == [(1, 0), (2, 1), (3, 3)]
+        assert seen == [(1, 1), (2, 1), (3, 3)]
 
     def test_prefill_runs_in_chunks_on_the_grid(self) -> None:
-        """The prompt is computed in pieces of the chunk size, its last token by the decode."""
+        """The prompt is computed in pieces of the chunk size, up to its end."""
         bench = Bench(prefill_chunk=4)
         bench.put("a", list(range(11)), max_tokens=1)
         bench.drain()
-        assert bench.runner.chunks == [(0, 4), (4, 8), (8, 10)]
+        assert bench.runner.chunks == [(0, 4), (4, 8), (8, 11)]
         assert bench.tokens("a") == reference(list(range(11)), 1)[0]
 
-    def test_a_one_token_prompt_is_never_prefilled(self) -> None:
-        """Its only token goes straight to the decode, in the first step."""
+    def test_the_last_chunk_gives_the_first_token(self) -> None:
+        """Also of a prompt of one token, in the first step."""
         bench = Bench()
         bench.put("a", [5], max_tokens=1)
         bench.engine.step()
-        assert bench.runner.chunks == []
+        assert bench.runner.chunks == [(0, 1)]
         assert bench.tokens("a") == [next_token([5])]
+
+    def test_a_chunk_that_gives_many_logits_is_short(self) -> None:
+        """The model says how long it may be."""
+        bench = Bench(prefill_chunk=16)
+        bench.runner.max_completing = 3
+        bench.put("a", list(range(11)), max_tokens=2)
+        bench.drain()
+        assert bench.runner.chunks == [(0, 8), (8, 11)]
+        assert bench.tokens("a") == reference(list(range(11)), 2)[0]
 
     def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(self) -> None:
         """The client sees the tokens before it, and the reason."""
@@ -319,8 +325,8 @@ class TestOrder:
     def test_a_crowd_starts_a_few_at_a_time_beside_a_stream(self) -> None:
         """As many as start in a tenth of the stall bound; without a stream all do."""
         for streams in (0, 1):
-            bench = Bench(max_batch=40, prefill_chunk=64, together=True)
-            _take_time(bench, own=0.0, row=0.0, step=0.0, entry=0.0, start=0.004)
+            bench = Bench(max_batch=40, prefill_chunk=64)
+            _take_time(bench, own=0.0, each=0.0, step=0.0, start=0.004)
             if streams:
                 bench.put("stream", [5, 6], max_tokens=100)
                 bench.engine.step()
@@ -337,7 +343,7 @@ class TestOrder:
     def test_one_that_takes_long_to_start_starts(self) -> None:
         """Longer than all may take beside a stream: one a step does in any case."""
         bench = Bench(max_batch=4)
-        _take_time(bench, own=0.0, row=0.0, step=0.0, entry=0.0, start=5.0)
+        _take_time(bench, own=0.0, each=0.0, step=0.0, start=5.0)
         bench.put("stream", [5, 6], max_tokens=9)
         for name in ("a", "b"):
             bench.put(name, [1, 2, 3], max_tokens=2)
@@ -395,252 +401,60 @@ class TestOrder:
         assert running.status is SequenceStatus.PREFILL
         assert (running.prompt_tokens, running.computed_tokens, running.output_tokens) == (6, 4, 0)
         bench.engine.step()
-        bench.engine.step()
         (running,) = bench.engine.statistics().running
         assert running.status is SequenceStatus.DECODE
-        # Read at once: it is the first token after a chunk.
+        # Read at once: it is the first token, of the last chunk.
         assert (running.computed_tokens, running.output_tokens) == (6, 1)
         bench.engine.step()
         (running,) = bench.engine.statistics().running
         assert (running.computed_tokens, running.output_tokens) == (7, 1)  # launched, not read
 
 
-class TestTogether:
-    """Prompts that advance in one call."""
+class TestPrompts:
+    """One prompt advances a step, for as long as streams can wait."""
 
-    def test_short_prompts_share_a_call(self) -> None:
-        """As many as are allowed to; their answers are what each has alone."""
-        bench = Bench(max_batch=8, prefill_chunk=16, together=True)
+    def test_short_prompts_come_one_after_the_other(self) -> None:
+        """Their answers are what each has alone."""
+        bench = Bench(max_batch=8, prefill_chunk=16)
         prompts = {str(n): [n + 1] * 6 for n in range(8)}
         for name, prompt in prompts.items():
             bench.put(name, prompt)
         bench.drain()
-        # Of five tokens each: sixteen are allowed, and two beside streams until one alone has told.
-        assert bench.runner.calls == [3, 2, 2, 1]
+        assert bench.runner.chunks == [(0, 6)] * 8
         for name, prompt in prompts.items():
             assert bench.tokens(name) == reference(prompt, 4)[0]
         assert bench.engine.statistics().prefill_tokens == 8 * 6
 
-    def test_a_call_at_a_time_where_the_model_allows_no_more(self) -> None:
-        """The runner is never handed several."""
-        bench = Bench(max_batch=8, prefill_chunk=64)
-        for number in range(3):
-            bench.put(str(number), [number + 1] * 6)
+    def test_a_stream_waits_no_longer_than_the_bound(self) -> None:
+        """Beside a long prompt, once the first calls were measured; a decode comes besides."""
+        bench = Bench(max_batch=4, prefill_chunk=512, max_stall=0.2)
+        _take_time(bench, own=0.02, each=0.001, step=0.01)
+        bench.put("stream", [5, 6], max_tokens=200)
+        bench.engine.step()
+        bench.put("long", list(range(3000)), max_tokens=2)
+        gaps, last = [], bench.clock()
+        while "long" not in bench.events or not bench.tokens("long"):
+            before = len(bench.tokens("stream"))
+            bench.engine.step()
+            if len(bench.tokens("stream")) > before:
+                gaps.append(bench.clock() - last)
+                last = bench.clock()
+        assert max(gaps) <= 0.2 + 0.01
+        assert statistics.median(gaps) >= 0.1  # and not much shorter, which would cost the prompt
         bench.drain()
-        assert bench.runner.calls == [1, 1, 1]
-
-    @pytest.mark.parametrize("error", [ValueError("no"), PanicError("no")])
-    def test_a_fault_of_one_does_not_touch_the_others(self, error: BaseException) -> None:
-        """Each is computed anew, by itself, and only that fails which fails there."""
-        bench = Bench(max_batch=8, prefill_chunk=64, together=True)
-        bench.runner.fail_at([2] * 6, 3, error)
-        for number in range(3):
-            bench.put(str(number), [number + 1] * 6)
-        with capture_logs() as logs:
-            bench.drain()
-        assert bench.runner.calls[0] == 3
-        assert set(bench.runner.calls[1:]) == {1}
-        assert isinstance(bench.end("1").error, ComputationError)
-        for number in (0, 2):
-            assert bench.end(str(number)).error is None
-            assert bench.tokens(str(number)) == reference([number + 1] * 6, 4)[0]
-        assert bench.runner.live_states == 0
-        said = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
-        assert said == ["sequences that failed together are computed apart", "request failed"]
+        assert bench.tokens("stream") == reference([5, 6], 200)[0]
 
     def test_who_is_passed_over_ages_by_what_others_computed(self) -> None:
-        """A long prompt that does not fit into the call beside short ones counts their tokens."""
-        bench = Bench(max_batch=8, prefill_chunk=8, together=True)
+        """A long prompt counts the tokens of those that go before."""
+        bench = Bench(max_batch=8, prefill_chunk=8)
         long = bench.put("long", [9] * 60)
         shorts = [bench.put(str(n), [n + 1] * 4) for n in range(2)]
-        bench.engine.step()
+        for _ in shorts:
+            bench.engine.step()
         assert [short.num_left_to_prefill for short in shorts] == [0, 0]
-        assert long.num_passed_over == 2 * 3
+        assert long.num_passed_over == 2 * 4
         bench.drain()
         assert bench.tokens("long") == reference([9] * 60, 4)[0]
-
-    def test_streams_do_not_wait_for_rows_that_enter(self) -> None:
-        """What it takes to write those into the batch counts against the bound, once seen."""
-
-        def longest_gap(*, seen: bool) -> float:
-            """Of a stream beside the third wave of prompts."""
-            bench = Bench(max_batch=16, prefill_chunk=512, together=True)
-            _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.04)
-            if not seen:
-                stall = bench.engine._prefiller._stall
-                stall.observe_decode = lambda *_, **__: None  # type: ignore[method-assign]
-            # So many that what is known of short calls does not come from one of a token.
-            bench.put("stream", [5] * 18, max_tokens=200)
-            bench.engine.step()
-            for wave in range(3):
-                for number in range(8):
-                    bench.put(f"{wave}.{number}", [wave + 1, number + 1, 3], max_tokens=3)
-                before = len(bench.tokens("stream"))
-                while len(bench.tokens("stream")) < before + 20:
-                    assert bench.engine.step()
-            times = [e.at for e in bench.events["stream"] if isinstance(e, TokenEvent)]
-            return max(b - a for a, b in pairwise(times[before - 1 :]))
-
-        # A chunk, the entry of the prompt that it may have in any case, and a step.
-        assert longest_gap(seen=True) <= 0.8 * 0.2 + 0.04 + 0.01 + 1e-9
-        assert longest_gap(seen=False) > 0.2 + 0.04 + 0.01
-
-    @pytest.mark.parametrize("leaves_out", [True, False])
-    def test_streams_do_not_wait_for_a_call_behind_a_decode_that_took_long(
-        self, *, leaves_out: bool
-    ) -> None:
-        """Prompts that were planned beside it wait for the next step, and are computed then."""
-        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
-        _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.0)
-        if not leaves_out:
-            bench.engine._prefiller.fitting = lambda chunks, *_, **__: chunks  # type: ignore[method-assign]
-        run = bench.runner.run
-
-        def met(plan: FakePlan, caches: Items[FakeState], *rest: Any) -> FakeOutput:
-            """Take long where more rows than ever decode, as where a device meets them first."""
-            bench.clock.advance(0.14 * (len(caches) in {4, 7, 10}))
-            return run(plan, caches, *rest)
-
-        bench.runner.run = met  # type: ignore[method-assign, assignment]
-        bench.put("stream", [5] * 18, max_tokens=90)
-        for _ in range(4):
-            bench.engine.step()
-        for number in range(12):  # three at a time, the next ones as these decode first
-            bench.put(str(number), [number + 1, 2, 3], max_tokens=60)
-            if number % 3 == 2:
-                bench.engine.step()
-        bench.drain()
-        for number in range(12):
-            assert bench.tokens(str(number)) == reference([number + 1, 2, 3], 60)[0]
-        times = [e.at for e in bench.events["stream"] if isinstance(e, TokenEvent)]
-        longest = max(b - a for a, b in pairwise(times))
-        bound = 0.14 + 0.01 + 0.025  # the decode, and one prompt's call
-        assert longest <= bound + 1e-9 if leaves_out else longest > bound
-
-    @pytest.mark.parametrize(
-        ("ends", "calls"),
-        [
-            ([9] * 3, [0, 1, 0]),  # 90 ms: behind it nothing is computed
-            ([9], [1, 0, 0]),  # 30 ms: little
-        ],
-    )
-    def test_a_call_behind_several_who_end_waits_for_a_step(
-        self, ends: list[int], calls: list[int]
-    ) -> None:
-        """Streams have waited for those already."""
-        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
-        _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.0)
-        finish = bench.engine._lifecycle.finish
-
-        def slow_finish(*args: Any) -> None:
-            bench.clock.advance(0.03)
-            finish(*args)
-
-        bench.engine._lifecycle.finish = slow_finish  # type: ignore[method-assign, assignment]
-        bench.put("stream", [5] * 18, max_tokens=90)
-        others = [
-            bench.put(str(number), [number + 1, 2, 3], max_tokens=tokens)
-            for number, tokens in enumerate(ends)
-        ]
-        while min(len(other.output) for other in others) < 8:
-            bench.engine.step()
-        bench.put("late", [77, 2, 3], max_tokens=3)
-        counts = [len(bench.runner.calls)]
-        for _ in calls:
-            bench.engine.step()
-            counts.append(len(bench.runner.calls))
-        assert [b - a for a, b in pairwise(counts)] == calls
-        bench.drain()
-        assert bench.tokens("late") == reference([77, 2, 3], 3)[0]
-
-    @pytest.mark.parametrize(
-        ("ends", "computed"),
-        [
-            ([True] * 6, [False] * 4 + [True, False]),
-            ([False, False, False], [False, True, False]),
-            ([True, False, True], [False, True, False]),
-            ([True, True, True, False], [False, False, False, True]),
-            ([False, True, True, True, True], [False] * 4 + [True]),
-        ],
-    )
-    def test_a_call_is_put_off_by_few_steps(self, ends: list[bool], computed: list[bool]) -> None:
-        """However long each takes: by one, and by four where somebody ended in each of these."""
-        bench = Bench(max_batch=4, prefill_chunk=512, together=True)
-        stream = bench.put("stream", [5, 6], max_tokens=90)
-        while len(stream.output) < 3:  # so that it is known how long that takes
-            bench.engine.step()
-        chunks = (PrefillChunk(bench.put("late"), 3),)
-        fitting = bench.engine._prefiller.fitting
-        assert [bool(fitting(chunks, 1.0, 1, ended=ended)) for ended in ends] == computed
-        assert [fitting(chunks, 0.0, 1, ended=ended) for ended in ends] == [chunks] * len(ends)
-
-    @pytest.mark.parametrize("how", ["gone", "computed"])
-    def test_the_next_call_is_put_off_anew(self, how: str) -> None:
-        """Where the one that waited is planned no more, or nobody waited for it at last."""
-        bench = Bench(max_batch=4, prefill_chunk=512, together=True)
-        stream = bench.put("stream", [5, 6], max_tokens=90)
-        while len(stream.output) < 3:  # so that it is known how long that takes
-            bench.engine.step()
-        late = bench.put("late", max_tokens=90)
-        chunks, fitting = (PrefillChunk(late, 3),), bench.engine._prefiller.fitting
-        assert not fitting(chunks, 1.0, 1, ended=False)
-        if how == "gone":
-            assert not fitting((), 0.0, 1, ended=False)
-        else:
-            bench.cancel(stream)
-            while late not in bench.engine._scheduler.decoding:
-                bench.engine.step()
-        assert not fitting(chunks, 1.0, 1, ended=False)
-
-    def test_calls_behind_who_ends_take_as_long_as_the_last_of_these_did(self) -> None:
-        """As many times as long as usual as the worst of the last five of these."""
-        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
-        _take_time(bench, own=0.02, row=0.02, step=0.01, entry=0.0)
-        prefill, ends, calls = bench.runner.prefill, [False], [(0, 0.0)]
-
-        def slow_behind(chunks: Items[tuple[Items[int], FakeState]]) -> None:
-            began = bench.clock()
-            prefill(chunks)
-            bench.clock.advance(0.8 * (bench.clock() - began) * ends[0])
-            calls.append((len(chunks), round(bench.clock() - began, 6)))
-
-        bench.runner.prefill = slow_behind  # type: ignore[method-assign]
-        bench.put("stream", [5, 6], max_tokens=200)
-        behind = []
-        for turn in range(5):
-            short = bench.put(f"short {turn}", [7, turn], max_tokens=9)
-            while len(short.output) < 8:
-                bench.engine.step()
-            for number in range(7):
-                bench.put(f"{turn} {number}", [number + 8, turn, 3], max_tokens=3)
-            ends[0] = turn > 1  # until then it is learned how long others take
-            bench.engine.step()  # in which the short one ends
-            ends[0] = False
-            behind.append(calls[-1])
-            while len(bench.engine._running) > 1:
-                bench.engine.step()
-        # 160 ms are what calls may be foretold to take: 1.25 times as usual, then 1.8 times.
-        assert behind[2:] == [(5, 0.216), (3, 0.144), (3, 0.144)]
-
-    def test_what_is_done_for_who_starts_counts_too(self) -> None:
-        """Streams wait for it in the step in which another enters, as for the entry itself."""
-        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
-        _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.04, start=0.03)
-        seen: list[tuple[float, int]] = []
-        stall = bench.engine._prefiller._stall
-        observe = stall.observe_decode
-
-        def observed(seconds: float, entered: int, rows: int, *, ended: bool = False) -> None:
-            seen.append((round(seconds, 6), entered))
-            observe(seconds, entered, rows, ended=ended)
-
-        stall.observe_decode = observed  # type: ignore[method-assign]
-        bench.put("stream", [5, 6], max_tokens=200)
-        for number in range(6):  # each comes as the one before has begun
-            bench.put(str(number), [number + 1, 2, 3], max_tokens=90)
-            bench.engine.step()
-        steps = seen[1:]
-        assert steps.count((0.08, 1)) == len(steps) > 3
 
 
 def _told_to_the_disk(bench: Bench) -> list[bool]:
@@ -655,35 +469,30 @@ def _told_to_the_disk(bench: Bench) -> list[bool]:
     return heard
 
 
-def _take_time(
-    bench: Bench, *, own: float, row: float, step: float, entry: float, start: float = 0.0
-) -> None:
+def _take_time(bench: Bench, *, own: float, each: float, step: float, start: float = 0.0) -> None:
     """Have calls take seconds.
 
     Args:
         bench: whose.
-        own: of prompts.
-        row: for each of them.
+        own: of a chunk.
+        each: of its tokens.
         step: of a decode.
-        entry: for each who enters its batch.
         start: for each sequence whose state is made.
     """
-    runner, entered = bench.runner, set[int]()
+    runner = bench.runner
     prefill, run, open_ = runner.prefill, runner.run, runner.open
 
     def slow_open(*args: Any) -> FakeState:
         bench.clock.advance(start)
         return open_(*args)
 
-    def slow_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
-        bench.clock.advance(own + row * len(chunks))
-        prefill(chunks)
+    def slow_prefill(tokens: Items[int], cache: FakeState) -> None:
+        bench.clock.advance(own + each * len(tokens))
+        prefill(tokens, cache)
 
-    def slow_run(plan: FakePlan, caches: Items[FakeState], *rest: Any) -> FakeOutput:
-        new = {id(cache.tokens) for cache in caches} - entered
-        entered.update(new)
-        bench.clock.advance(step + entry * len(new))
-        return run(plan, caches, *rest)
+    def slow_run(*args: Any) -> FakeOutput:
+        bench.clock.advance(step)
+        return run(*args)
 
     runner.prefill = slow_prefill  # type: ignore[method-assign]
     runner.run = slow_run  # type: ignore[method-assign, assignment]
@@ -720,9 +529,9 @@ class TestStatistics:
         seen: list[EngineStatistics] = []
         compute = bench.runner.prefill
 
-        def watched_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
+        def watched_prefill(tokens: Items[int], cache: FakeState) -> None:
             seen.append(bench.engine.statistics())
-            compute(chunks)
+            compute(tokens, cache)
 
         monkeypatch.setattr(bench.runner, "prefill", watched_prefill)
         bench.put("a", [1, 2, 3, 4, 5])
@@ -737,9 +546,9 @@ class TestStatistics:
         bench = Bench(prefill_chunk=4)
         compute = bench.runner.prefill
 
-        def slow_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
+        def slow_prefill(tokens: Items[int], cache: FakeState) -> None:
             bench.clock.advance(2)
-            compute(chunks)
+            compute(tokens, cache)
 
         monkeypatch.setattr(bench.runner, "prefill", slow_prefill)
         bench.clock.advance(50)
@@ -748,10 +557,10 @@ class TestStatistics:
         assert bench.engine.statistics().step_seconds == 2
         bench.clock.advance(1)
         bench.drain()
-        assert bench.engine.statistics().step_seconds == 5
+        assert bench.engine.statistics().step_seconds == 7
         bench.clock.advance(50)
         bench.engine.step()
-        assert bench.engine.statistics().step_seconds == 5
+        assert bench.engine.statistics().step_seconds == 7
 
     def test_tokens_that_failed_are_not_counted(self) -> None:
         """Prefilled tokens are those really computed."""
@@ -759,7 +568,7 @@ class TestStatistics:
         bench.runner.fail_at([1, 2, 3], 2, ValueError("no"))
         bench.put("a", [1, 2, 3])
         bench.drain()
-        assert bench.engine.statistics().prefill_tokens == 2
+        assert bench.engine.statistics().prefill_tokens == 0
         assert bench.engine.statistics().generation_tokens == 0
 
 
@@ -790,7 +599,7 @@ class TestCancel:
             bench.engine.step()
         fed = list(bench.runner.fed[0])
         in_prefill = running.status is SequenceStatus.PREFILL
-        assert in_prefill == (steps <= 3)
+        assert in_prefill == (steps <= 2)
         assert not bench.cancel(running)
         bench.engine.step()
         assert bench.end("a") == Finished(FinishReason.CANCELLED)
@@ -975,6 +784,50 @@ class TestFaults:
         assert bench.tokens("b") == reference([4, 5], 4)[0]
         bench.check_idle()
 
+    def test_a_call_that_fails_for_several_is_retried_for_each(self) -> None:
+        """Only the sequence that fails by itself ends; the others' answers go on."""
+        bench = Bench(max_batch=4, prefill_chunk=16)
+        prompts = {name: [number, 2, 3] for number, name in enumerate("abc")}
+        run, fault = bench.runner.run, ValueError("no")
+        bench.runner.fail_at(prompts["b"], 4, fault)
+
+        def failing(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
+            output = run(plan, caches, tokens)
+            if output.errors:
+                raise fault
+            return output
+
+        bench.runner.run = failing  # type: ignore[method-assign]
+        with capture_logs() as logs:
+            for name, prompt in prompts.items():
+                bench.put(name, prompt, max_tokens=6)
+            bench.drain()
+        assert isinstance(bench.end("b").error, ComputationError)
+        assert bench.tokens("b") == reference(prompts["b"], 2)[0]
+        for name in "ac":
+            assert bench.tokens(name) == reference(prompts[name], 6)[0]
+            assert bench.end(name) == Finished(FinishReason.LENGTH)
+        said = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
+        assert said == ["the call of several sequences failed", "request failed"]
+        bench.check_idle()
+
+    def test_a_call_that_fails_for_ever_is_retried_a_few_times(self) -> None:
+        """Each request ends in words."""
+        bench = Bench(max_batch=4, prefill_chunk=16)
+
+        def failing(*_: Any) -> FakeOutput:
+            raise ValueError("no")
+
+        bench.runner.run = failing  # type: ignore[method-assign, assignment]
+        for number in range(3):
+            bench.put(str(number), [number, 2, 3], max_tokens=9)
+        with capture_logs():
+            bench.drain()
+        for number in range(3):
+            assert isinstance(bench.end(str(number)).error, ComputationError)
+            assert len(bench.tokens(str(number))) <= 3
+        bench.check_idle()
+
     def test_every_state_may_fail(self) -> None:
         """A model that can start nothing ends every request, in one step if need be."""
         bench = Bench(max_batch=2)
@@ -1120,163 +973,71 @@ def test_every_request_ends_once_whatever_happens() -> None:
 
 
 class TestWhenEventsArePublished:
-    """On a device that computes meanwhile a step's events wait for the next one's launch."""
+    """Once the next step is launched, and at a step's end."""
 
     @staticmethod
     def watched(*, overlaps: bool = True) -> tuple["Bench", list[str]]:
         """Note launches and tokens that are published, in their order."""
         bench, seen = Bench(max_batch=4), list[str]()
         bench.runner.overlaps = overlaps
-        run, publish = bench.runner.run, bench.engine._publish
+        run, prefill, publish = bench.runner.run, bench.runner.prefill, bench.engine._publish
 
-        def noted(plan: FakePlan, caches: Items[FakeState], tokens: Any, on_launch: Any) -> Any:
-            seen.append("drawn up")
-            output = run(plan, caches, tokens, on_launch)
+        def launched(*rest: Any) -> Any:
             seen.append("launched")
-            return output
+            return run(*rest)
+
+        def computed(*rest: Any) -> Any:
+            seen.append("prompt")
+            return prefill(*rest)
 
         def published(events: Any) -> None:
             events = list(events)
+            seen.extend("start" for _, event in events if isinstance(event, Started))
             seen.extend("token" for _, event in events if isinstance(event, TokenEvent))
             seen.extend("end" for _, event in events if isinstance(event, Finished))
             publish(events)
 
-        bench.runner.run = noted  # type: ignore[method-assign]
+        bench.runner.run = launched  # type: ignore[method-assign, assignment]
+        bench.runner.prefill = computed  # type: ignore[method-assign, assignment]
         bench.engine._publish = published
         return bench, seen
 
-    @classmethod
-    def keeping(cls) -> tuple["Bench", list[str]]:
-        """The same, of one who decodes, in a moment when something is kept."""
-        bench, seen = cls.watched()
-        bench.put("a", [1], max_tokens=30)
-        while not bench.engine._lifecycle._events:
-            bench.engine.step()
-        del seen[:]
-        return bench, seen
-
-    def test_they_are_when_the_next_step_is_drawn_up(self) -> None:
-        """And at once where none follows."""
+    def test_tokens_are_when_the_next_step_is_launched(self) -> None:
+        """The first at once, and the last where no step follows."""
         bench, seen = self.watched()
-        bench.put("a", [1, 2, 3], max_tokens=5)
+        bench.put("a", [1, 2, 3], max_tokens=4)
         bench.drain()
         assert seen == [
-            *("drawn up", "launched", "token"),  # read at once, behind its prompt's call
-            *("drawn up", "launched"),
-            *("drawn up", "launched"),
-            *("drawn up", "token", "launched"),
-            *("drawn up", "token", "launched"),
-            *("token", "token", "end"),
+            *("start", "prompt", "token"),
+            "launched",
+            *("launched", "token"),
+            *("launched", "token", "token", "end"),
         ]
 
-    def test_they_are_at_once_with_an_end(self) -> None:
-        """Its client may have the next request ready; who goes on gets its tokens with it."""
-        bench, seen = self.watched()
-        bench.put("a", [1], max_tokens=2)
-        bench.put("b", [2], max_tokens=9)
-        while "end" not in seen:
-            bench.engine.step()
-        assert seen[-4:] == ["launched", "token", "token", "end"]
-
-    def test_they_are_before_a_prompts_call(self) -> None:
+    def test_all_are_before_a_prompts_call(self) -> None:
         """It takes long."""
-        bench, seen = self.keeping()
-        bench.engine.publish_kept = lambda: None  # type: ignore[method-assign]  # when it starts
+        bench, seen = self.watched()
+        bench.put("a", [1], max_tokens=30)
+        for _ in range(4):
+            bench.engine.step()
+        del seen[:]
         bench.put("b", [2] * 6, max_tokens=2)
-        real = bench.runner.prefill
-
-        def noted(*rest: Any) -> Any:
-            seen.append("prompt")
-            return real(*rest)
-
-        bench.runner.prefill = noted  # type: ignore[method-assign]
-        while "prompt" not in seen:
-            bench.engine.step()
-        # The one that was kept, and two that a step reads before a prompt's call.
-        assert seen[: seen.index("prompt")].count("token") == 3
-
-    def test_they_are_at_once_while_others_come(self) -> None:
-        """A stream has waited for them; the step behind their prompts' keeps nothing either."""
-        bench, seen = self.keeping()
-        bench.put("b", [2] * 6, max_tokens=20)
-        kept = []
-        for _ in range(6):
-            bench.engine.step()
-            kept.append(bool(bench.engine._lifecycle._events))
-        # Two chunks, a step that reads its own tokens, one that only launches; then they overlap.
-        assert kept == [False, False, False, False, True, True]
-        assert seen.count("token") > 5
-
-    def test_they_are_at_once_with_a_start(self) -> None:
-        """Who comes alone, and has no prompt to compute, learns of it at once."""
-        bench, _ = self.watched()
-        bench.put("a", [1], max_tokens=9)
         bench.engine.step()
-        assert [type(event) for event in bench.events["a"]] == [Started]
+        assert seen == ["launched", "start", "token", "token", "prompt"]
 
-    @pytest.mark.parametrize("what", ["somebody starts", "somebody leaves"])
-    def test_they_are_before_much_else_is_done(self, what: str) -> None:
-        """Those who decode shall not wait for it, too."""
-        bench, seen = self.keeping()
-        engine = bench.engine
-        starts = what == "somebody starts"
-        owner, name = (engine._kv_cache, "begin") if starts else (engine._lifecycle, "keep")
-        real = getattr(owner, name)
-
-        def noted(*rest: Any, **named: Any) -> Any:
-            seen.append(what)
-            return real(*rest, **named)
-
-        setattr(owner, name, noted)
-        if starts:
-            bench.put("b", [2], max_tokens=2)
-            engine.step()
-        else:
-            engine._preempt(*engine._running)
-        assert seen[:2] == ["token", what]
-
-    def test_they_are_when_the_thread_does_something_else(self) -> None:
-        """It says so; where nothing is kept, that changes nothing."""
-        bench, seen = self.keeping()
-        bench.engine.publish_kept()
-        bench.engine.publish_kept()
-        assert seen == ["token"]
-
-    def test_they_are_at_once_where_the_next_step_may_be_late(self) -> None:
-        """Nobody waits for a token that is there."""
-        bench, _ = self.keeping()
-        bench.engine._pace = lambda *_, **__: Pace.WAITING  # type: ignore[method-assign]
+    def test_what_came_before_a_fault_is_not_lost(self) -> None:
+        """The step that fails publishes it, and the ends of those at work."""
+        bench, seen = self.watched()
+        bench.put("a", [1], max_tokens=30)
         bench.engine.step()
-        assert not bench.engine._lifecycle._events
-
-    def test_they_are_where_a_step_launches_nothing(self) -> None:
-        """Even if more steps follow at once."""
-        bench, seen = self.keeping()
-        bench.engine._afford = lambda: None  # type: ignore[method-assign]
-        bench.engine._kv_cache.page = lambda **_: True  # type: ignore[method-assign]
-        assert bench.engine.step() is Pace.BUSY
-        assert seen == ["token"]
-
-    def test_an_end_is_at_once_where_a_step_launches_nothing(self) -> None:
-        """Of one who waited for too long, while others stay."""
-        bench, _ = self.keeping()
-        bench.engine.publish_kept()
-        bench.engine._afford = lambda: None  # type: ignore[method-assign]
-        bench.engine._kv_cache.page = lambda **_: True  # type: ignore[method-assign]
-        bench.put("b", [2], deadline=-1)
-        bench.engine.step()
-        assert isinstance(bench.end("b").error, DeadlineExceededError)
-
-    def test_they_are_where_a_step_fails(self) -> None:
-        """What came before the fault is not lost with it."""
-        bench, seen = self.keeping()
+        del seen[:]
         bench.engine._afford = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
         bench.engine.step()
-        assert seen == ["token", "end"]
+        assert seen == ["end"]
 
-    def test_they_are_at_once_where_the_device_does_not_overlap(self) -> None:
-        """Nothing is gained there."""
+    def test_tokens_are_at_once_where_the_device_does_not_overlap(self) -> None:
+        """Each step gives its own."""
         bench, seen = self.watched(overlaps=False)
         bench.put("a", [1, 2, 3], max_tokens=3)
         bench.drain()
-        assert seen == [*("drawn up", "launched", "token")] * 3 + ["end"]
+        assert seen == ["start", "prompt", "token", *("launched", "token") * 2, "end"]

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from umbel.scheduler import handoff as handoff_module
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import QueueFullError, SlowConsumerError, UnavailableError
 from umbel.scheduler.handoff import EventChannel, Handoff
@@ -141,72 +140,6 @@ class TestChannel:
         with pytest.raises(asyncio.CancelledError):
             await reader
         assert await channel.get() == TokenEvent(1, 100.0)
-
-
-def waking(limit: int) -> tuple[Handoff, list[int]]:
-    """A hand-off without an engine, and how many waited each time it was to be woken."""
-    woken: list[int] = []
-    queue = ConversationQueue(limit)
-    return Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9), woken
-
-
-class TestWaking:
-    """An engine that sleeps is left asleep while more requests are on their way."""
-
-    async def test_those_on_their_way_are_computed_together(
-        self, service: Service, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The last one wakes it."""
-        monkeypatch.setattr(handoff_module, "_GATHER", PATIENCE)
-        service.runner.prefills_together = True
-        first = service.handoff.submit(make_request("first", [9]))
-        assert isinstance((await read(first))[-1], Finished)
-        service.thread.call(lambda: None, PATIENCE)  # the step that ended it is done
-        channels = []
-        for n in range(4):
-            request = make_request(f"{n}", [n, 1])
-            channels.append(service.handoff.submit(request, others_come=n < 3))
-            await asyncio.sleep(0.02)
-        for channel in channels:
-            assert isinstance((await read(channel))[-1], Finished)
-        assert service.runner.calls == [4]
-
-    async def test_it_is_woken_once(self) -> None:
-        """Also where it was to be woken later."""
-        handoff, woken = waking(9)
-        for n in range(3):
-            assert woken == []
-            handoff.submit(make_request(f"{n}", [n]), others_come=n < 2)
-        assert woken == [3]
-        await asyncio.sleep(3 * handoff_module._GATHER)
-        assert woken == [3]
-
-    async def test_it_is_woken_while_there_is_room_for_them(self) -> None:
-        """Those who come are not refused for one that could have started."""
-        handoff, woken = waking(4)
-        for n in range(2):
-            handoff.submit(make_request(f"{n}", [n]), others_come=True)
-        assert woken == [2]
-
-    async def test_it_is_woken_though_the_loop_is_late(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Who is submitted after that time wakes it."""
-        monkeypatch.setattr(handoff_module, "_GATHER", 0.0)
-        handoff, woken = waking(9)
-        for n in range(2):
-            handoff.submit(make_request(f"{n}", [n]), others_come=True)
-        assert woken == [2]
-
-    async def test_it_is_woken_though_nobody_follows(self) -> None:
-        """Who was on its way may be refused, or take long; and again the next time."""
-        woken = asyncio.Event()
-        handoff = Handoff(ConversationQueue(9), woken.set, channel_limit=9)
-        for name in ("a", "b"):
-            handoff.submit(make_request(name, [1]), others_come=True)
-            assert not woken.is_set()
-            await asyncio.wait_for(woken.wait(), PATIENCE)
-            woken.clear()
 
 
 class TestRequests:

@@ -61,6 +61,12 @@ class Figures(FakeRunner):
         return Held(100 * len(states), 1)
 
 
+def end_of(batch: Batch) -> int:
+    """Where the batch's chunk ends."""
+    assert batch.prefill is not None
+    return batch.prefill.end
+
+
 class PlannerFixture:
     """A planner over a budget of 1,600 bytes, unless told otherwise; 1,500 may be held.
 
@@ -143,7 +149,7 @@ class TestChunks:
         fixture.leave(room)
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.prefill == ((alone, end),)
+        assert batch.prefill == (alone, end)
         assert fixture.aside == 10 * end
 
     def test_below_the_least_chunk_nothing_is_prefilled(self) -> None:
@@ -152,7 +158,7 @@ class TestChunks:
         fixture.leave(159)
         assert fixture.afford([sequence(500)], 128) is None
         assert fixture.aside == 0
-        assert fixture.afford([sequence(16)], 128) is not None, "15 tokens are all it needs"
+        assert fixture.afford([sequence(15)], 128) is not None, "15 tokens are all it needs"
 
     def test_a_restored_prompt_is_cut_by_halves(self) -> None:
         """From where it was restored."""
@@ -161,7 +167,7 @@ class TestChunks:
             fixture.leave(room)
             batch = fixture.afford([alone], 128)
             assert batch is not None
-            assert batch.prefill == ((alone, end),)
+            assert batch.prefill == (alone, end)
 
     def test_a_chunk_is_cut_for_those_that_decode(self) -> None:
         """They all go on; the prompt gets what they leave."""
@@ -170,7 +176,7 @@ class TestChunks:
         fixture.leave(300 + 320)
         batch = fixture.afford(running, 128)
         assert batch is not None
-        assert (batch.prefill, list(batch.decode)) == (((long, 32),), running[1:])
+        assert (batch.prefill, list(batch.decode)) == ((long, 32), running[1:])
 
     @given(
         prompt=st.integers(2, 400),
@@ -197,7 +203,7 @@ class TestChunks:
         sizes = [chunk]
         while not fixed and sizes[-1] // 2 >= 16:
             sizes.append(sizes[-1] // 2)
-        ends = [plan([long], ChunkSize(size, grid=grid)).prefill[0].end for size in sizes]
+        ends = [end_of(plan([long], ChunkSize(size, grid=grid))) for size in sizes]
         fitting = [end for end in ends if cost(end) <= room]
         if batch is None:
             assert not fitting
@@ -205,7 +211,7 @@ class TestChunks:
             assert decodes == 0 or room < 100 * decodes
         else:
             assert list(batch.decode) == running[1:]
-            assert batch.prefill == (((long, fitting[0]),) if fitting else ())
+            assert batch.prefill == ((long, fitting[0]) if fitting else None)
             assert fixture.aside == (cost(fitting[0]) if fitting else 100 * decodes) <= room
 
     def test_fixed_chunks_are_held_instead(self) -> None:
@@ -214,7 +220,7 @@ class TestChunks:
         fixture.leave(1279 + 100)
         batch = fixture.afford([long, live], 128, grid=128)
         assert batch is not None
-        assert (batch.prefill, batch.decode) == ((), (live,))
+        assert (batch.prefill, batch.decode) == (None, (live,))
         assert fixture.aside == 100
         assert fixture.afford([long], 128, grid=128) is not None, "alone it fits"
         fixture.leave(1279)
@@ -231,10 +237,10 @@ class TestHolding:
         fixture.leave(200 + 159)
         batch = fixture.afford([live[0], sequence(500), live[1]], 128)
         assert batch is not None
-        assert (batch.prefill, batch.decode, batch.coming) == ((), tuple(live), 0)
+        assert (batch.prefill, batch.decode, batch.coming) == (None, tuple(live), 0)
         assert fixture.aside == 200
 
-    @pytest.mark.parametrize(("room", "coming"), [(390, 1), (389, 0)])
+    @pytest.mark.parametrize(("room", "coming"), [(400, 1), (399, 0)])
     def test_rows_for_those_who_come_must_fit(
         self, room: int, coming: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -252,8 +258,8 @@ class TestHolding:
         step = fixture.planner.afford(running, ChunkSize(128), caches)
         assert step is not None
         assert (step.plan.coming, step.plan.may_copy) == (coming, True)
-        assert [chunk.end for chunk in step.batch.prefill] == [19]
-        assert fixture.aside == 290 + 100 * coming
+        assert end_of(step.batch) == 20
+        assert fixture.aside == 300 + 100 * coming
 
     @pytest.mark.parametrize("prompts", [[], [500]])
     def test_a_sequence_must_be_preempted(self, prompts: list[int]) -> None:
@@ -270,7 +276,7 @@ class TestHolding:
         fixture, live = PlannerFixture(buffers=4), decoding()
         batch = fixture.afford([sequence(500), live], 128)
         assert batch is not None
-        assert (batch.prefill, batch.decode) == ((), (live,))
+        assert (batch.prefill, batch.decode) == (None, (live,))
         assert PlannerFixture(buffers=0).afford([live], 128) is None
 
     def test_the_cache_goes_before_a_chunk_is_cut(self) -> None:
@@ -279,7 +285,7 @@ class TestHolding:
         fixture.world.serve(conversation(5, 300))
         batch = fixture.afford([sequence(500)], 128)
         assert batch is not None
-        assert batch.prefill[0].end == 128
+        assert end_of(batch) == 128
         assert fixture.world.cache.tries.size.nbytes <= 1500 - 1280
         fixture.world.check()
 
@@ -291,7 +297,7 @@ class TestHolding:
         lease = fixture.world.begin(conversation(5, 201))
         batch = fixture.afford([sequence(500)], 128)
         assert batch is not None
-        assert batch.prefill[0].end == 64
+        assert end_of(batch) == 64
         assert fixture.world.cache.tries.size.nbytes >= 4 * 200
         fixture.planner.release()
         held = fixture.world.cache.tries.size.nbytes
@@ -342,11 +348,11 @@ class TestLedger:
         fixture, alone = PlannerFixture(), sequence(500, 200)
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.prefill[0].end == 328
+        assert end_of(batch) == 328
         fixture.planner.record([state_of(alone)])
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.prefill[0].end == 232
+        assert end_of(batch) == 232
 
 
 class TestStart:
@@ -365,7 +371,7 @@ class TestStart:
         """Each has the rest of its prompt to compute, and 256 tokens of an answer."""
         fixture, new_request = PlannerFixture(), sequence(20)
         running = [sequence(31, 10, seed=1)]
-        need = (20 * EACH + 20 + 50) + EACH * (20 + 256)
+        need = (20 * EACH + 20 + 50) + EACH * (21 + 256)
         for room, admitted in ((need, True), (need - 1, False)):
             fixture.leave(room)
             assert fixture.planner.admits(new_request, NOTHING_KNOWN, running) == admitted

@@ -38,12 +38,13 @@ class Prefills:
         """Compute the next chunk; returns whose."""
         tenants = {s.request.tenant for s in running if s.num_left_to_prefill}
         self._precedence.note(running, {each: self._weights.get(each, 1) for each in tenants})
-        ((chosen, end),) = plan(running, ChunkSize(self._chunk)).prefill
-        tokens = {chosen: end - chosen.num_computed_tokens}
-        age(running, tokens)
-        self._precedence.charge(tokens)
-        self.computed[chosen.request.tenant] += tokens[chosen]
-        chosen.num_computed_tokens = end
+        chunk = plan(running, ChunkSize(self._chunk)).prefill
+        assert chunk is not None
+        chosen, tokens = chunk.sequence, chunk.tokens
+        age(running, chosen, tokens)
+        self._precedence.charge({chosen: tokens})
+        self.computed[chosen.request.tenant] += tokens
+        chosen.num_computed_tokens = chunk.end
         return chosen
 
     def until_complete(self, running: list[Sequence], sequence: Sequence) -> int:

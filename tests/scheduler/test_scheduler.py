@@ -339,7 +339,7 @@ class TestYielding:
         made = fixture.put(*[f"a{n}" for n in range(2 * count)], tenant="a")
         assert len(fixture.start()) == count
         for each in made[:count]:
-            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 10
         return fixture, made
 
     @staticmethod
@@ -380,7 +380,7 @@ class TestYielding:
         made[2].num_computed_tokens = 4
         fixture.scheduler.weigh()
         assert [s.precedence for s in fixture.scheduler.running if s.num_left_to_prefill] == [3, 1]
-        fixture.scheduler.prefilled({b: 2 * LAG})
+        fixture.scheduler.prefilled(b, 2 * LAG)
         fixture.scheduler.weigh()
         assert made[2].precedence == -LAG
         assert b.precedence == 1
@@ -392,8 +392,8 @@ class TestYielding:
         self.give(fixture)
         made[2].num_computed_tokens = 4
         fixture.scheduler.weigh()
-        fixture.scheduler.prefilled({b: 2 * LAG})
-        made[2].num_computed_tokens = b.num_computed_tokens = 9
+        fixture.scheduler.prefilled(b, 2 * LAG)
+        made[2].num_computed_tokens = b.num_computed_tokens = 10
         with patch.object(fixture.queue, "shares", side_effect=AssertionError):
             fixture.scheduler.weigh()
         made[2].num_computed_tokens = b.num_computed_tokens = 4
@@ -406,10 +406,10 @@ class TestYielding:
         fixture.cache.spared = 4
         (b,) = fixture.put("b0", tenant="b")
         before = fixture.queue.shares(["a"])["a"].service
-        made[3].output, made[3].num_computed_tokens = [1, 2, 3], 12
+        made[3].output, made[3].num_computed_tokens = [1, 2, 3], 13
         assert self.give(fixture) == ("a3", ["b0"])
         assert fixture.queue.shares(["a"])["a"].service == before + 3
-        assert fixture.queue.shares(["b"])["b"].service == before + 3 + 4, "it started as a stood"
+        assert fixture.queue.shares(["b"])["b"].service == before + 3 + 5, "it started as a stood"
         fixture.scheduler.remove(b)
         assert fixture.start() == ["a3"]
         assert fixture.queue.shares(["a"])["a"].service == before + 3
@@ -433,7 +433,7 @@ class TestYielding:
         (a,) = fixture.put("a0", tenant="a")
         fixture.start()
         a.status, a.num_computed_tokens = SequenceStatus.PREFILL, 4
-        assert fixture.queue.shares(["a"])["a"].service == 9
+        assert fixture.queue.shares(["a"])["a"].service == 10
         fixture.scheduler.remove(a)
         assert fixture.queue.shares(["a"])["a"].service == 4
 
@@ -484,11 +484,11 @@ class TestYielding:
         """Under exact serving who yielded replays its answer: another one yields before it."""
         fixture, made = self.crowd()
         (b,) = fixture.put("b0", tenant="b")
-        made[3].output, made[3].num_computed_tokens = list(range(50)), 59
+        made[3].output, made[3].num_computed_tokens = list(range(50)), 60
         assert self.give(fixture) == ("a3", ["b0"])
         fixture.scheduler.remove(b)
         assert fixture.start() == ["a3"]
-        made[3].status, made[3].num_computed_tokens = SequenceStatus.DECODE, 12
+        made[3].status, made[3].num_computed_tokens = SequenceStatus.DECODE, 13
         fixture.put("b1", tenant="b")
         assert self.give(fixture) == ("a2", ["b1"])
 
@@ -499,7 +499,7 @@ class TestYielding:
         (a,) = fixture.put("a0", tenant="a")
         fixture.start()
         assert fixture.scheduler.take_stuck() is a
-        assert fixture.queue.shares(["a"])["a"].service == 9
+        assert fixture.queue.shares(["a"])["a"].service == 10
         fixture.scheduler.remove(a)
         assert fixture.queue.shares(["a"])["a"].service == 0
 
@@ -545,7 +545,7 @@ class TestYieldingToItsTenant:
         made += fixture.put("b0", tenant="b")
         assert len(fixture.start()) == 4
         for each in made:
-            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 10
         return fixture, made
 
     give = staticmethod(TestYielding.give)
@@ -571,7 +571,7 @@ class TestYieldingToItsTenant:
             for name in fixture.start():
                 order.append(name)
                 sequence = next(each for each in [*asked, *made] if each.request.id == name)
-                sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 9
+                sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 10
                 at_work += [sequence] if sequence in asked else []
             assert fixture.scheduler.yielding() is None, "who is due keeps its slot"
         batch = [place for place, name in enumerate(order) if name.startswith("a")]
@@ -589,7 +589,7 @@ class TestYieldingToItsTenant:
         while len(ended) < len(batch) + len(asked):
             (name,) = fixture.start()
             (sequence,) = (each for each in [*batch, *asked] if each.request.id == name)
-            sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 9
+            sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 10
             yields += fixture.scheduler.yielding() is not None
             fixture.scheduler.remove(sequence)
             ended.append(name)
@@ -605,7 +605,7 @@ class TestYieldingToItsTenant:
         assert self.give(fixture) == ("a2", ["i0"])
         fixture.scheduler.remove(first)
         assert fixture.start() == ["a2"]
-        made[2].status, made[2].num_computed_tokens = SequenceStatus.DECODE, 9
+        made[2].status, made[2].num_computed_tokens = SequenceStatus.DECODE, 10
         assert fixture.scheduler.yielding() is None
         fixture.cache.on_disk = set()
         assert self.give(fixture) == ("a2", ["i1"])
@@ -627,7 +627,7 @@ class TestYieldingToItsTenant:
         made = fixture.put("a0", "a1", tenant="a", priority=priority)
         fixture.start()
         for each in made:
-            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 10
         fixture.put("new", tenant="a", priority=priority)
         fixture.queue._order._tenants["a"]._num_passed_over = 99
         assert fixture.scheduler.yielding() is None
@@ -640,7 +640,7 @@ class TestYieldingToItsTenant:
         made = one + fixture.put("two", priority=Priority.BATCH, **session)
         fixture.start()
         for each in made:
-            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 10
         fixture.put("i0", "i1", **session)
         assert self.give(fixture) == ("one", ["i0"])
         assert fixture.scheduler.yielding() is None

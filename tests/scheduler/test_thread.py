@@ -340,32 +340,6 @@ class TestWorker:
         thread.wake()
         assert slept.acquire(timeout=PATIENCE)
 
-    def test_a_worker_is_told_what_comes_before_its_next_step(self, thread: MLXThread) -> None:
-        """Calls and others' steps, and not its own; one that fails then harms nobody."""
-        order, stepped = list[str](), threading.Semaphore(0)
-
-        def one() -> int:
-            order.append("one")
-            return Pace.IDLE
-
-        def other() -> int:
-            order.append("other")
-            stepped.release()
-            return Pace.IDLE
-
-        def fails() -> None:
-            raise RuntimeError("no")
-
-        thread.attach(one, lambda: order.append("before others"))
-        thread.attach(other, fails)
-        assert stepped.acquire(timeout=PATIENCE)
-        thread.call(nothing, PATIENCE)
-        assert stepped.acquire(timeout=PATIENCE)
-        del order[:]
-        thread.submit(order.append, "call").result(PATIENCE)
-        assert stepped.acquire(timeout=PATIENCE)
-        assert order == ["before others", "call", "one", "before others", "other"]
-
     def test_calls_in_a_row_keep_no_worker_waiting(self, thread: MLXThread) -> None:
         """After each call there is a step: who loads a model in pieces stops no stream."""
         order, over = list[str](), threading.Event()
