@@ -88,7 +88,7 @@ class Policy(NamedTuple):
 
     quantum: float = 4096
     patience: int = 16
-    looks: int = 32
+    looks: int = 64
 
 
 def rank(window: Iterable[Candidate], cached: Callable[[Entry], int]) -> list[Entry]:
