@@ -34,7 +34,7 @@ def keep_graphs() -> None:
 def keep_plans() -> None:
     """Have MLX keep more attention plans than 256.
 
-    A warm-up makes 240 of them for each kind of attention that a model has, and 330 with every
-    shape (`models/attention/planned.py`). A value that the user has set stays.
+    Prompts of up to 32,768 tokens meet 330 of them for each kind of attention that a model has
+    (`models/attention/planned.py`). A value that the user has set stays.
     """
     os.environ.setdefault(_PLANS, str(_PLANS_KEPT))
