@@ -533,7 +533,7 @@ class OrderMachine(RuleBasedStateMachine):
         for unit, numbers in self.starts.items():
             for sequence in (self.accepted[f"{number}"] for number in numbers):
                 request, end = sequence.request, self.end(sequence.request.id)
-                whole = len(request.prompt) - 1 + request.max_tokens
+                whole = len(request.prompt) + request.max_tokens
                 most[unit.tenant] += whole
                 if end is not None and end.reason is FinishReason.LENGTH:
                     least[unit.tenant] += whole
