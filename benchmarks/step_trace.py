@@ -67,8 +67,8 @@ class StepTrace:
 
     def _timed(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def phase(*args: Any, **options: Any) -> Any:
-            if name == "prefill":  # of what was planned, as much as still fitted behind the decode
-                self._asked["chunks"] = [chunk.tokens for chunk in args[1]]
+            if name == "prefill":
+                self._asked["chunks"] = [args[1].tokens]
             start, cpu = time.perf_counter(), time.thread_time()
             try:
                 result = real(*args, **options)
