@@ -35,6 +35,7 @@ _PHASES = {
     "keep": ("umbel.scheduler.lifecycle", "Lifecycle.keep"),
     "prefill": ("umbel.scheduler.prefiller", "Prefiller.run"),
     "model": ("umbel.models.runner", "prefill"),
+    "complete": ("umbel.models.runner", "complete"),
 }
 """By name: the module, and the function or the class and the method."""
 
