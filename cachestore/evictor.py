@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
-from .bounds import Share, stages
 from .eviction import Victim, persisted_victims, shortened, victims
+from .governor import MemoryPool, Share, stages
 from .ledger import NOTHING, Size
-from .memory_pool import MemoryPool
 from .node import TrieNode, size_in_memory, size_of
 from .trie import RadixTrie
 from .tries import Namespace, Tries

@@ -12,10 +12,10 @@ from .checkpoints import Reason
 from .compaction import compact
 from .errors import CacheError
 from .evictor import Evictor
+from .governor import MemoryPool
 from .insertion import attach, insert, node_at
 from .lease import Lease
 from .ledger import Kind, Size
-from .memory_pool import MemoryPool
 from .node import Tokens, TrieNode
 from .restoration import Known, Missing, Restoration
 from .shared_prompts import SharedPrompts

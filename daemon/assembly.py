@@ -11,9 +11,8 @@ import structlog
 from ..cachestore.disk.model_folders import ModelFolders
 from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
-from ..cachestore.governor import Governor
+from ..cachestore.governor import Governor, MemoryPool, max_copy_bytes
 from ..cachestore.ledger import Size
-from ..cachestore.memory_pool import MemoryPool, max_copy_bytes
 from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from structlog.testing import capture_logs
 
-from umbel.cachestore.bounds import Share, TenantBounds, stages, unbounded
+from umbel.cachestore.governor import MemoryPool, Share, TenantBounds, stages, unbounded
 from umbel.cachestore.ledger import Size
-from umbel.cachestore.memory_pool import MemoryPool
 from umbel.cachestore.tries import Namespace
 
 from .bounded import bound, holdings, watched

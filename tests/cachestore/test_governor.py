@@ -6,9 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from umbel.cachestore.governor import Governor
+from umbel.cachestore.governor import Governor, max_copy_bytes
 from umbel.cachestore.ledger import Kind, Size
-from umbel.cachestore.memory_pool import max_copy_bytes
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
 

@@ -5,8 +5,8 @@ from structlog.testing import capture_logs
 
 from umbel.cachestore import check
 from umbel.cachestore import pins as pins_module
-from umbel.cachestore.bounds import TenantBounds
 from umbel.cachestore.errors import PinError
+from umbel.cachestore.governor import TenantBounds
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pins import PinDescription, Pins
 from umbel.cachestore.prefix_cache import PrefixCache
