@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from .checkpoints import Reason
 from .compaction import compact
 from .errors import CacheError
-from .evictor import Evictor
+from .evict import Evictor
 from .governor import MemoryPool
 from .insertion import attach, insert, node_at
 from .lease import Lease

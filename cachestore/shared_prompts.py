@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from .digests import digest
-from .evictor import Evictor
+from .evict import Evictor
 from .node import Tokens, common_length
 from .tries import SHARED, Namespace, Tries
 

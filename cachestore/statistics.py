@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .evictor import Evictor
+from .evict import Evictor
 from .trie import RadixTrie
 
 

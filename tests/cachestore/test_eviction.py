@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.eviction import victims
+from umbel.cachestore.evict import victims
 from umbel.cachestore.node import TrieNode
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace

@@ -8,7 +8,7 @@ import pytest
 
 from umbel.cachestore import prefix_cache
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.evictor import Evictor
+from umbel.cachestore.evict import Evictor
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache

@@ -6,7 +6,7 @@ import pytest
 
 from umbel.cachestore import check, pins, prefix_cache, shared_prompts
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.evictor import Evictor
+from umbel.cachestore.evict import Evictor
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pins import Pins
 from umbel.cachestore.prefix_cache import PrefixCache

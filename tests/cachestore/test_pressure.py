@@ -12,7 +12,7 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError
-from umbel.cachestore.evictor import Evictor
+from umbel.cachestore.evict import Evictor
 from umbel.cachestore.prefix_cache import PrefixCache
 
 from .fakes import STACKS, FakeSequence, Stack, TokenIds, World
