@@ -1,9 +1,9 @@
-"""Index of the disk tier: the file that holds each record, and each tenant's pins. SQLite, one connection.
+"""Index of the disk tier: the file that holds each record, and the pins. SQLite, one connection.
 
-The index is written after a file and removed before it, so that a row always had its file. Losing
-it loses the tier's contents and nothing else: an index that cannot be read is started anew. A row may
-have been changed by whatever damages a file, and SQLite keeps values of any type in any column: rows
-are checked when read.
+A row is written after its file and removed before it, so that a row always had its file. Losing the
+index loses the tier's contents and nothing else: one that cannot be read is replaced. A row may have
+been changed by disk damage, and SQLite keeps values of any type in any column: rows are checked when
+read.
 """
 
 import os

@@ -1,12 +1,12 @@
 """The disk tier: state that outlives memory and restarts, in files that an index describes.
 
-The owner, one thread, decides what is written and what is deleted; the tier does it behind its
-back and reports. One thread writes, one verifies what is about to be read: neither holds up
-the owner, and nothing that goes wrong on a disk reaches it as an exception. What was reported
-as written survives the death of the process at any moment: a record is inserted after its file
-is complete, and removed before it.
+The owner, one thread, decides what is written and deleted; the tier's threads do it and report. One
+thread writes, one verifies files before they are read: neither blocks the owner, and no disk failure
+reaches it as an exception. State reported as written survives the death of the process at any
+moment: a record is inserted after its file is complete, and removed before it.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -16,15 +16,46 @@ import structlog
 
 from ..errors import DiskTierError
 from ..record import Pin, Record
-from .rare_warning import RareWarning
 from .recovery import Collected, open_folder
 from .verifier import DiskVerifier, Verified
 from .write_queue import DiskStatistics, WriteJob, WriteQueue, Written
 from .writer import DiskWriter
 
-_GRACE = 2.0  # seconds that the threads get to notice that they shall give up
-
 log = structlog.get_logger()
+
+_clock = time.monotonic
+
+
+class RareWarning:
+    """Logs one line for the first of many, and one for those since, at most once in a while.
+
+    Safe to use from any thread.
+
+    Args:
+        event: what the lines say.
+        every: seconds from one line to the next.
+    """
+
+    def __init__(self, event: str, every: float = 60.0) -> None:
+        self._event = event
+        self._every = every
+        self._guard = threading.Lock()
+        self._count = 0
+        self._silent_until = 0.0
+
+    def __call__(self, reason: str) -> None:
+        """It has happened, for a reason."""
+        with self._guard:
+            self._count += 1
+            now = _clock()
+            if now < self._silent_until:
+                return
+            count, self._count = self._count, 0
+            self._silent_until = now + self._every
+        log.warning(self._event, reason=reason, count=count)
+
+
+_GRACE = 2.0  # seconds that the threads get to notice that they shall give up
 
 
 def _nothing() -> None:

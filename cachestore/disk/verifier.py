@@ -11,8 +11,7 @@ import structlog
 
 from ..errors import DamagedFileError, DiskTierError, UnreadableFileError
 from ..record import Record
-from .files import DIGEST
-from .integrity import verify_file
+from .files import DIGEST, verify_file
 
 log = structlog.get_logger()
 

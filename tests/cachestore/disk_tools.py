@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from umbel.cachestore.disk import files, integrity, verifier
+from umbel.cachestore.disk import files, verifier
 from umbel.cachestore.disk.files import HostTensor, Payload
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.disk.write_queue import WriteJob, Written
@@ -160,7 +160,7 @@ def _at_statement(start: str, count: int, tier: DiskTier) -> None:
 
 def _in_verify(_: DiskTier) -> None:
     def verify(path: Path, nbytes: int, checksum: bytes, _: object) -> dict[str, str]:
-        return integrity.verify_file(path, nbytes, checksum, _die)
+        return files.verify_file(path, nbytes, checksum, _die)
 
     vars(verifier)["verify_file"] = verify
 

@@ -418,7 +418,7 @@ def test_closing_gives_up_verifying(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The futures end with an error, those that wait and that which is being answered."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=100_000))
-        monkeypatch.setattr("umbel.cachestore.disk.integrity.BLOCK", 16)
+        monkeypatch.setattr("umbel.cachestore.disk.files.BLOCK", 16)
         futures = [tier.verify([record] * 1000) for _ in range(3)]
         wait_until(futures[0].running)
         tier.close(0)

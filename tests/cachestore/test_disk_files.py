@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 import xxhash
 
-from umbel.cachestore.disk.files import HostTensor, Payload, new_name, own_files, write_file
-from umbel.cachestore.disk.integrity import verify_file
+from umbel.cachestore.disk.files import (
+    HostTensor,
+    Payload,
+    new_name,
+    own_files,
+    verify_file,
+    write_file,
+)
 from umbel.cachestore.errors import DamagedFileError, DiskTierError, UnreadableFileError
 
 from .disk_tools import payload

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from umbel.cachestore.disk import rare_warning
-from umbel.cachestore.disk.files import INDEX, new_name, write_file
-from umbel.cachestore.disk.integrity import verify_file
+from umbel.cachestore.disk import tier as disk_tier
+from umbel.cachestore.disk.files import INDEX, new_name, verify_file, write_file
 from umbel.cachestore.errors import UnreadableFileError
 from umbel.cachestore.paging import page_in
 from umbel.cachestore.paging.page_in import PageInStatus
@@ -58,7 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Have files rest, and warnings be silent, until the test says so."""
     moved = Clock()
     monkeypatch.setattr(page_in, "_clock", moved)
-    monkeypatch.setattr(rare_warning, "_clock", moved)
+    monkeypatch.setattr(disk_tier, "_clock", moved)
     return moved
 
 
