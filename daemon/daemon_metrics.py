@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from ..cachestore.disk.write_queue import State as DiskState
+from ..cachestore.disk.writer import State as DiskState
 from ..cachestore.ledger import Kind
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics, MemoryUse

@@ -8,7 +8,7 @@ import msgspec
 
 from .. import __version__
 from ..cachestore.disk.model_folders import ModelFolders, StoredModel
-from ..cachestore.disk.write_queue import DiskStatistics
+from ..cachestore.disk.writer import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics, MemoryUse, RequestStatistics
 from .arrivals import Arrivals, ArrivalStatus

@@ -18,8 +18,7 @@ from ..errors import DiskTierError
 from ..record import Pin, Record
 from .recovery import Collected, open_folder
 from .verifier import DiskVerifier, Verified
-from .write_queue import DiskStatistics, WriteJob, WriteQueue, Written
-from .writer import DiskWriter
+from .writer import DiskStatistics, DiskWriter, WriteJob, WriteQueue, Written
 
 log = structlog.get_logger()
 

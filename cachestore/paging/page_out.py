@@ -15,7 +15,7 @@ import structlog
 from ..digests import hasher, record_digest
 from ..disk.files import HostTensor, Payload
 from ..disk.tier import DiskTier
-from ..disk.write_queue import WriteJob, Written
+from ..disk.writer import WriteJob, Written
 from ..extents import Extent
 from ..ledger import Account, Kind, Size
 from ..loans import Loan, lend, size_of_storage

@@ -8,7 +8,7 @@ import structlog
 
 from ..disk.model_folders import ModelFolders
 from ..disk.tier import DiskTier
-from ..disk.write_queue import DiskStatistics
+from ..disk.writer import DiskStatistics
 from ..ledger import Size
 from ..node import Tokens
 from ..prefix_cache import PrefixCache

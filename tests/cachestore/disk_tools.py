@@ -21,7 +21,7 @@ import numpy as np
 from umbel.cachestore.disk import files, verifier
 from umbel.cachestore.disk.files import HostTensor, Payload
 from umbel.cachestore.disk.tier import DiskTier
-from umbel.cachestore.disk.write_queue import WriteJob, Written
+from umbel.cachestore.disk.writer import WriteJob, Written
 from umbel.cachestore.record import Record, RecordKind
 
 TIMEOUT = 30.0  # seconds until a test takes something for hung; nothing is measured with it

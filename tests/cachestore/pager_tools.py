@@ -12,7 +12,7 @@ from umbel.cachestore import check
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.disk.files import Payload, write_file
 from umbel.cachestore.disk.tier import DiskTier
-from umbel.cachestore.disk.write_queue import WriteJob, Written
+from umbel.cachestore.disk.writer import WriteJob, Written
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size

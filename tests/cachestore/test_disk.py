@@ -21,7 +21,7 @@ from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.cachestore.disk.recovery import Collected
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.disk.verifier import Verified
-from umbel.cachestore.disk.write_queue import WriteJob, WriteQueue
+from umbel.cachestore.disk.writer import WriteJob, WriteQueue
 from umbel.cachestore.errors import DiskTierError
 
 from .disk_tools import (
