@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from .digests import digest
 from .ledger import Kind
 from .node import TrieNode, size_in_memory
 from .prefix_cache import PrefixCache
+from .record import digest
 from .state import Layout
 from .totals import Totals
 from .trie import RadixTrie

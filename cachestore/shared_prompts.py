@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from .digests import digest
 from .evict import Evictor
 from .node import Tokens, common_length
+from .record import digest
 from .tries import SHARED, Namespace, Tries
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ CONFINED = {
 OF_DISK = (
     "ownership",
     "cachestore.disk",
-    "cachestore.digests",
     "cachestore.errors",
     "cachestore.record",
 )

@@ -17,9 +17,8 @@ from typing import Any
 
 import structlog
 
-from ..digests import digest_of
 from ..errors import DiskTierError
-from ..record import Pin, Record, RecordKind
+from ..record import Pin, Record, RecordKind, digest_of
 from .files import INDEX, is_file_name, is_temporary
 
 COLUMNS = "id, kind, tenant, start, end, prefix, digest, tokens, name, nbytes, checksum, used"

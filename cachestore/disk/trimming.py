@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..digests import hasher
-from ..record import Pin, Record
+from ..record import Pin, Record, hasher
 from .files import INDEX, INDEX_FILES, LOCK
 from .recovery import Opened, open_folder
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..digests import hasher, record_digest
 from ..extents import Extent
 from ..node import Tokens, TrieNode, path_tokens
 from ..prefix_cache import PrefixCache
-from ..record import Record, RecordKind
+from ..record import Record, RecordKind, hasher, record_digest
 from ..shared_prompts import SharedPrompt
 from ..trie import RadixTrie
 from ..tries import SHARED, Namespace

@@ -12,7 +12,6 @@ from typing import Literal
 
 import structlog
 
-from ..digests import hasher, record_digest
 from ..disk.files import HostTensor, Payload
 from ..disk.tier import DiskTier
 from ..disk.writer import WriteJob, Written
@@ -22,7 +21,7 @@ from ..loans import Loan, lend, size_of_storage
 from ..node import Tokens, TrieNode, path_tokens, size_in_memory, size_of
 from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
-from ..record import Record, RecordKind
+from ..record import Record, RecordKind, hasher, record_digest
 from ..state import Checkpoint, Span
 from ..trie import RadixTrie
 from ..tries import Namespace

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from umbel.cachestore.digests import hasher
 from umbel.cachestore.disk.files import INDEX, LOCK, claim
 from umbel.cachestore.disk.model_folders import ModelFolders, stored_models
 from umbel.cachestore.disk.trimming import removal_order, trim
 from umbel.cachestore.errors import FolderInUseError
-from umbel.cachestore.record import Pin, Record, RecordKind
+from umbel.cachestore.record import Pin, Record, RecordKind, hasher
 
 from .disk_tools import job, opened, wait_until, write
 

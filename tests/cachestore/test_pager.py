@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from umbel.cachestore import check
-from umbel.cachestore.digests import digest
 from umbel.cachestore.extents import Extent
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import TrieNode, as_tokens, path_tokens
 from umbel.cachestore.paging import page_out
-from umbel.cachestore.record import RecordKind
+from umbel.cachestore.record import RecordKind, digest
 from umbel.cachestore.trie import RadixTrie
 
 from .fakes import EVERYTHING, HYBRID, KV, RECURRENT, STACKS, Stack, conversation
