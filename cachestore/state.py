@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    from .loans import Loan
+    from .spans import Loan
 
 
 @dataclass(frozen=True)

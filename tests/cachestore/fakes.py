@@ -19,7 +19,7 @@ from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace
 
 if TYPE_CHECKING:
-    from umbel.cachestore.loans import Loan
+    from umbel.cachestore.spans import Loan
 
 TokenIds = tuple[int, ...]
 Buffer = NDArray[np.int32]

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from umbel.cachestore.ledger import Kind, Ledger
-from umbel.cachestore.loans import lend
-from umbel.cachestore.spans import Spans
+from umbel.cachestore.spans import Spans, lend
 from umbel.models.kv import stored
 from umbel.models.kv.stored import DiskCodec, load_span
 
