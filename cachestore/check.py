@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from .ledger import Kind
-from .node import TrieNode, size_in_memory
+from .node import Totals, TrieNode, size_in_memory
 from .prefix_cache import PrefixCache
 from .record import digest
 from .state import Layout
-from .totals import Totals
 from .trie import RadixTrie
 
 _AT_ONCE = 256  # nodes that are checked in one piece

@@ -1,7 +1,6 @@
-"""A node of the trie: one edge, and the state of its tokens.
+"""Node of the trie: one edge, and the state of its tokens; totals of a trie's nodes.
 
-What holds of nodes is said in `trie`. The trie and its `Persistence` alone change them; all
-others read.
+`trie` states the invariants. The trie and its `Persistence` alone change nodes; others read.
 """
 
 from dataclasses import dataclass, field
@@ -160,3 +159,24 @@ def size_in_memory(node: TrieNode) -> Size:
 def size_of(state: Span | Checkpoint) -> Size:
     """What one span or checkpoint takes."""
     return Size(state.nbytes, state.buffers)
+
+
+@dataclass
+class Totals:
+    """What a trie has. It and its `Persistence` alone change this.
+
+    Attributes:
+        nodes: all but the root.
+        known_tokens: of all edges.
+        whole_states: checkpoints in memory.
+        stored_tokens: tokens whose state is on disk (too).
+        leases: how often a path of it is retained.
+        held_bytes: of state in memory that is retained.
+    """
+
+    nodes: int = 0
+    known_tokens: int = 0
+    whole_states: int = 0
+    stored_tokens: int = 0
+    leases: int = 0
+    held_bytes: int = 0

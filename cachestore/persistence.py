@@ -1,9 +1,8 @@
 """State of a trie's nodes that the disk has, that it lacks, and that is being written."""
 
 from .extents import Extent, FileUse, cut, join
-from .node import TrieNode, Writer
+from .node import Totals, TrieNode, Writer
 from .record import Record
-from .totals import Totals
 
 
 class Persistence:

@@ -29,6 +29,7 @@ from .ledger import Kind, Ledger
 from .node import (
     Match,
     Tokens,
+    Totals,
     TrieNode,
     common_length,
     has_checkpoint,
@@ -38,7 +39,6 @@ from .node import (
 from .persistence import Persistence
 from .spans import Spans
 from .state import Checkpoint, Span
-from .totals import Totals
 
 
 class RadixTrie:
