@@ -13,7 +13,6 @@ from .compaction import compact
 from .errors import CacheError
 from .evict import Evictor
 from .governor import MemoryPool
-from .insertion import attach, insert, node_at
 from .lease import Lease
 from .ledger import Kind, Size
 from .node import Tokens, TrieNode
@@ -21,7 +20,7 @@ from .restoration import Known, Missing, Restoration
 from .shared_prompts import SharedPrompts
 from .state import Layout, Span
 from .statistics import CacheStatistics, describe
-from .trie import RadixTrie
+from .trie import RadixTrie, attach, insert, node_at
 from .tries import Namespace, Tries
 
 SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
