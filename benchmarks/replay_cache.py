@@ -8,10 +8,9 @@ from replay_traces import Request
 
 from umbel.cachestore.extents import Extent
 from umbel.cachestore.governor import Governor
-from umbel.cachestore.lease import Lease
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import Tokens, TrieNode
-from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.prefix_cache import Lease, PrefixCache
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.state import Layout
 from umbel.cachestore.trie import RadixTrie

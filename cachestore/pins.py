@@ -10,10 +10,9 @@ import structlog
 
 from .disk.tier import DiskTier
 from .errors import PinError
-from .lease import Lease
 from .node import Tokens, size_in_memory
 from .paging.pager import Pager
-from .prefix_cache import PrefixCache
+from .prefix_cache import Lease, PrefixCache
 from .record import Pin
 from .tries import SHARED, Namespace
 

@@ -17,7 +17,7 @@ from .record import digest
 from .tries import SHARED, Namespace, Tries
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .prefix_cache import Lease
 
 log = structlog.get_logger()
 

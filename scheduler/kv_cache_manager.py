@@ -5,10 +5,9 @@ from operator import itemgetter
 from typing import Generic, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
-from ..cachestore.lease import Lease
 from ..cachestore.node import Tokens, common_length
 from ..cachestore.pins import Pins
-from ..cachestore.prefix_cache import SHARED, PrefixCache
+from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
 from ..cachestore.state import Checkpoint, Span
 from ..cachestore.statistics import CacheStatistics

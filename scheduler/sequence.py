@@ -12,7 +12,7 @@ from .times import Activity, Times
 
 if TYPE_CHECKING:
     from ..cachestore.checkpoints import Reason
-    from ..cachestore.lease import Lease
+    from ..cachestore.prefix_cache import Lease
     from .masks import Constraint
 
 

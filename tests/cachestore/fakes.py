@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
-from umbel.cachestore.lease import Lease
 from umbel.cachestore.node import TrieNode, as_tokens
-from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.prefix_cache import Lease, PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace
