@@ -1,8 +1,8 @@
 """Prefix cache of one model: leases on paths of its tries, and the state that becomes part of them.
 
 `restoration` decides where a prompt resumes. The path up to there is retained from match to close.
-State matched beyond it is not: a request that computes these tokens again has its own copy, and must
-not keep a second one from being evicted.
+State matched beyond it is not: a request that computes these tokens again has its own copy, and
+must not keep a second one from being evicted.
 """
 
 from collections.abc import Callable, Container
@@ -20,9 +20,8 @@ from .node import Tokens, TrieNode
 from .restoration import Known, Missing, Restoration
 from .shared_prompts import SharedPrompts
 from .state import Checkpoint, Layout, Span
-from .statistics import CacheStatistics, describe
 from .trie import RadixTrie, attach, insert, node_at
-from .tries import Namespace, Tries
+from .tries import CacheStatistics, Namespace, Tries, describe
 
 Store = Callable[["Lease", Tokens, Span | None], None]
 Release = Callable[["Lease", Tokens | None, Span | None], None]
@@ -348,7 +347,8 @@ class PrefixCache:
     def statistics(self, tenant: str | None = None) -> CacheStatistics:
         """Describe the tries of a tenant, or of all for None."""
         tries = [trie for name, trie in self.tries.items() if tenant in (None, name.tenant)]
-        return describe(tries, self.evictor)
+        gone, left = self.evictor.evictions, self.evictor.page_outs
+        return describe(tries, evictions=gone, page_outs=left)
 
     def _touch(self, trie: RadixTrie, resume: TrieNode, holder: TrieNode | None) -> None:
         """Have what a request resumes at count as just used, and nothing above it."""

@@ -1,4 +1,4 @@
-"""Spans of one trie, counted wherever they lie, and loans of their storages to the disk's writer."""
+"""Spans of one trie, counted wherever they lie, and loans of storages to the disk's writer."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -10,7 +10,7 @@ from ..cachestore.errors import PinError
 from ..cachestore.node import as_tokens
 from ..cachestore.pins import PinDescription, Pins
 from ..cachestore.prefix_cache import PrefixCache
-from ..cachestore.statistics import CacheStatistics
+from ..cachestore.tries import CacheStatistics
 from ..scheduler.errors import UnavailableError
 from ..scheduler.limits import RETRY_AFTER
 from ..scheduler.thread import MLXThread

@@ -10,8 +10,7 @@ from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
 from ..cachestore.state import Checkpoint, Span
-from ..cachestore.statistics import CacheStatistics
-from ..cachestore.tries import Namespace
+from ..cachestore.tries import CacheStatistics, Namespace
 from .paging import Paging
 from .runner import C, K, Opener, S
 from .sequence import Sequence, SequenceStatus

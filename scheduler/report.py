@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic
 
-from ..cachestore.statistics import CacheStatistics
+from ..cachestore.tries import CacheStatistics
 from .kv_cache_manager import KVCacheManager
 from .memory import MemoryPlanner
 from .runner import C, ModelRunner, O, P, T

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ..cachestore.statistics import CacheStatistics
+from ..cachestore.tries import CacheStatistics
 from .sequence import Sequence, SequenceStatus
 from .times import Activity, Times
 

@@ -1,9 +1,8 @@
 """Index of the disk tier: the file that holds each record, and the pins. SQLite, one connection.
 
 A row is written after its file and removed before it, so that a row always had its file. Losing the
-index loses the tier's contents and nothing else: one that cannot be read is replaced. A row may have
-been changed by disk damage, and SQLite keeps values of any type in any column: rows are checked when
-read.
+index loses the tier's contents and nothing else: one that cannot be read is replaced. Disk damage
+may have changed a row, and SQLite keeps values of any type in any column: rows are checked when read.
 """
 
 import os

@@ -1,9 +1,9 @@
 """The disk tier: state that outlives memory and restarts, in files that an index describes.
 
-The owner, one thread, decides what is written and deleted; the tier's threads do it and report. One
-thread writes, one verifies files before they are read: neither blocks the owner, and no disk failure
-reaches it as an exception. State reported as written survives the death of the process at any
-moment: a record is inserted after its file is complete, and removed before it.
+The owner, one thread, decides what is written and deleted; the tier's threads do it and report.
+One thread writes, one verifies files before they are read: neither blocks the owner, and no disk
+failure reaches it as an exception. State reported as written survives the death of the process at
+any moment: a record is inserted after its file is complete, and removed before it.
 """
 
 import threading

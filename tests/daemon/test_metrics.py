@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from umbel.cachestore.statistics import CacheStatistics
+from umbel.cachestore.tries import CacheStatistics
 from umbel.daemon.config import Settings
 from umbel.daemon.daemon_metrics import DaemonMetrics
 from umbel.daemon.metrics import Metrics, render
