@@ -2,15 +2,20 @@
 
 A folder is called `<name>-<fingerprint>`. The fingerprint says whose state it is; the name is for
 people, and follows a model that is served by another one. Folders of models that are not loaded
-rest here; they lose files only where all folders together exceed the budget.
+lose files only where all folders together exceed the budget.
+
+Older releases kept the default model's files in the root itself, and those of others in
+`models/<name>`: these move into folders at the start.
 """
 
 import os
 import re
 import shutil
+import sqlite3
 import threading
 from collections.abc import Collection
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -18,8 +23,8 @@ from urllib.parse import quote, unquote
 import structlog
 
 from ..errors import DiskTierError, FolderInUseError
-from .files import INDEX, claim, own_files
-from .old_layout import move_old_layout
+from .files import INDEX, INDEX_FILES, LOCK, claim, own_files
+from .index import DiskIndex, UnusableIndexError
 from .recovery import reason_of, unusable
 from .trimming import trim
 
@@ -232,3 +237,98 @@ class ModelFolders:
 
 def _quoted(name: str) -> str:
     return quote(name, safe="")[:_NAME]
+
+
+_UNNAMED = "unnamed"  # the older umbel did not note what the default model is called
+_OTHERS = "models"
+
+
+def move_old_layout(root: Path) -> None:
+    """Give state that an older umbel left a folder of its model. The root is locked.
+
+    State that cannot be moved stays where it is, and one whose index is of no use is removed;
+    the log says so, and how many bytes that are.
+    """
+    if (root / INDEX).exists():
+        _move(root, root, _UNNAMED)
+    with suppress(OSError):
+        for folder in list((root / _OTHERS).iterdir()):
+            _move_other(folder, root)
+        (root / _OTHERS).rmdir()
+
+
+def _move_other(folder: Path, root: Path) -> None:
+    if not (folder / INDEX).exists():
+        return
+    try:
+        lock_fd = claim(folder)
+    except (OSError, FolderInUseError) as error:
+        log.warning("state of an older umbel stays", folder=str(folder), reason=str(error))
+        return
+    try:
+        _move(folder, root, folder.name)
+        if not (folder / INDEX).exists():
+            (folder / LOCK).unlink()
+            folder.rmdir()
+    finally:
+        os.close(lock_fd)
+
+
+def _move(folder: Path, root: Path, name: str) -> None:
+    """Move one model's state; the index last, so that a start that is cut short is done again."""
+    nbytes = sum(size or 0 for _, size in own_files(folder))
+    try:
+        fingerprint = _fingerprint(folder)
+    except UnusableIndexError as error:
+        if not any(True for _ in own_files(folder)):
+            log.warning("an index that is not umbel's stays", folder=str(folder), reason=str(error))
+            return
+        _remove(folder)
+        log.warning(
+            "state of an older umbel is removed",
+            folder=str(folder),
+            bytes=nbytes,
+            reason=str(error),
+        )
+        return
+    except (DiskTierError, sqlite3.Error, OSError) as error:
+        log.warning(
+            "state of an older umbel stays", folder=str(folder), bytes=nbytes, reason=str(error)
+        )
+        return
+    if fingerprint is None:
+        _remove(folder)
+        return
+    target = _free(root, name, fingerprint)
+    try:
+        target.mkdir(mode=0o700, exist_ok=True)
+        for file in chain(dict(own_files(folder)), reversed(INDEX_FILES)):
+            with suppress(FileNotFoundError):
+                (folder / file).rename(target / file)
+    except OSError as error:
+        log.warning(
+            "state of an older umbel stays", folder=str(folder), bytes=nbytes, reason=str(error)
+        )
+        return
+    log.info("state of an older umbel moved", folder=str(target), bytes=nbytes)
+
+
+def _fingerprint(folder: Path) -> str | None:
+    """Whose state an index describes; None if it describes none."""
+    index = DiskIndex(folder)
+    try:
+        return index.fingerprint()
+    finally:
+        index.close()
+
+
+def _free(root: Path, name: str, fingerprint: str) -> Path:
+    """Find a folder without an index."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    folders = (root / f"{each}-{fingerprint}" for each in names)
+    return next(folder for folder in folders if not (folder / INDEX).exists())
+
+
+def _remove(folder: Path) -> None:
+    for file in chain(dict(own_files(folder)), INDEX_FILES):
+        (folder / file).unlink(missing_ok=True)
