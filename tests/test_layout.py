@@ -253,7 +253,7 @@ def test_allowed_import_is_no_fault(module: str, source: str) -> None:
 )
 def test_planted_write_of_a_node_is_found(source: str) -> None:
     """Whichever way a node's field is written, it is found, and in the trie it is allowed."""
-    assert len({fault.split()[0] for fault in trie_faults("cachestore/prefix_cache.py", source)}) == 1
+    assert len({fault.split()[0] for fault in trie_faults("cachestore/pins.py", source)}) == 1
     assert trie_faults("cachestore/trie.py", source) == []
 
 
@@ -275,7 +275,7 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
 def test_reading_a_node_is_no_fault() -> None:
     """So is what a module writes of its own."""
     source = "end = node.end\nself.start = node.start\nlease.held = 3\nnode.path().pop()"
-    assert trie_faults("cachestore/prefix_cache.py", source) == []
+    assert trie_faults("cachestore/pins.py", source) == []
 
 
 @pytest.mark.parametrize("module", ["daemon/utils.py", "models/common/rope.py", "helpers.py"])

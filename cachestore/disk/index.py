@@ -2,7 +2,7 @@
 
 A row is written after its file and removed before it, so that a row always had its file. Losing the
 index loses the tier's contents and nothing else: one that cannot be read is replaced. Disk damage
-may have changed a row, and SQLite keeps values of any type in any column: rows are checked when read.
+may have changed a row, and SQLite keeps any type in any column: rows are checked when read.
 """
 
 import os

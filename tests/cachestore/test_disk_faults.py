@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from umbel.cachestore.disk import write_queue
+from umbel.cachestore.disk import writer
 from umbel.cachestore.disk.files import INDEX
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
@@ -49,7 +49,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Have suspensions end when the test says so."""
     made = Clock()
-    monkeypatch.setattr(write_queue, "time", made)
+    monkeypatch.setattr(writer, "time", made)
     return made
 
 
