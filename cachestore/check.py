@@ -47,7 +47,6 @@ def examine(cache: PrefixCache) -> Iterator[list[str]]:
 
 
 def _has_gone(node: TrieNode) -> bool:
-    """Whether its parent does not lead to a node any more."""
     first = node.tokens[:1].tolist()
     return bool(first) and node.parent is not None and node.parent.children.get(*first) is not node
 
@@ -59,7 +58,6 @@ def _root_problems(trie: RadixTrie) -> Iterator[str]:
 
 
 def _sum_problems(trie: RadixTrie) -> Iterator[str]:
-    """Compare the nodes with what is counted of them."""
     spans = checkpoints = 0
     for node in trie.nodes():
         spans += node.span.nbytes if node.span is not None else 0
@@ -80,7 +78,6 @@ def _dirty_problems(trie: RadixTrie) -> Iterator[str]:
 
 
 def _totals(trie: RadixTrie) -> Totals:
-    """Add up what a trie keeps as totals."""
     found = Totals(leases=trie.root.ref_count)
     for node in trie.nodes():
         found.nodes += 1
@@ -92,7 +89,6 @@ def _totals(trie: RadixTrie) -> Totals:
 
 
 def _storage_problems(trie: RadixTrie) -> Iterator[str]:
-    """Compare what nodes share with what their storages know of it."""
     owners = {id(node.span): node for node in trie.nodes() if node.span is not None}
     spans = [node.span for node in trie.nodes() if node.span is not None]
     storages = {id(span.storage): span.storage for span in spans}.values()
@@ -153,7 +149,6 @@ def _disk_problems(node: TrieNode, where: str) -> Iterator[str]:
 
 
 def _file_problems(cache: PrefixCache) -> Iterator[str]:
-    """Compare the counts of file uses with the nodes."""
     uses: Counter[int] = Counter()
     for trie in cache.tries:
         for node in trie.nodes():
@@ -193,7 +188,6 @@ def _retain_problems(cache: PrefixCache) -> Iterator[str]:
 
 
 def _shared_problems(cache: PrefixCache) -> Iterator[str]:
-    """Compare what tries begin with, with what is declared shared."""
     for namespace, trie in cache.tries.items():
         known = cache.shared.ending_at(trie.root.end, namespace.base)
         if namespace.base and known is None and not trie.root.ref_count:

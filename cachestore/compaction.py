@@ -16,13 +16,7 @@ _ALWAYS = 256
 
 
 def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
-    """Join the end of a path, so that the path is a few segments.
-
-    Args:
-        trie: where.
-        node: the end of the path.
-        longest: tokens that may be copied at a time.
-    """
+    """Join a path's end so that it is a few segments; copy at most `longest` tokens."""
     segments = _segments(_movable(node))
     highest = _highest(segments, longest)
     if highest < len(segments) - 1:
@@ -31,10 +25,7 @@ def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
 
 
 def _movable(node: TrieNode) -> list[TrieNode]:
-    """The end of a path whose state may move, parents first.
-
-    What is being written moves, too: a loop of short calls always has its last prompt on the way.
-    """
+    """End of a path whose state may move, parents first. State that is being written moves too."""
     path = []
     for part in reversed(node.path()):
         if part.ref_count or part.span is None:
@@ -44,7 +35,6 @@ def _movable(node: TrieNode) -> list[TrieNode]:
 
 
 def _segments(path: list[TrieNode]) -> list[list[TrieNode]]:
-    """Find which consecutive nodes are read as one."""
     segments: list[list[TrieNode]] = []
     for node in path:
         if segments and _adjoin(segments[-1][-1], node):
@@ -55,17 +45,17 @@ def _segments(path: list[TrieNode]) -> list[list[TrieNode]]:
 
 
 def _adjoin(node: TrieNode, child: TrieNode) -> bool:
-    """Whether the spans of two nodes are neighbours in one storage, or there are none."""
+    """True if the spans are neighbours in one storage, or neither node has one."""
     if node.span is None or child.span is None:
         return node.span is child.span
     return node.span.adjoins(child.span)
 
 
 def _highest(segments: list[list[TrieNode]], longest: int) -> int:
-    """Say from which segment on all are to be joined: the highest that is not long beside them.
+    """First segment to join with all below it: the highest that is not much longer than they are.
 
-    Others may have some of a segment's storage, which is copied then, too, and becomes shorter. Two
-    paths would otherwise take what they share from one another again and again.
+    A segment's storage may hold other paths' spans, which are copied too and then lie in a shorter
+    one. Otherwise two paths would take their common part from one another again and again.
     """
     highest = len(segments) - 1
     joined = copied = 0
@@ -81,13 +71,12 @@ def _highest(segments: list[list[TrieNode]], longest: int) -> int:
 
 
 def _stored(segment: list[TrieNode]) -> int:
-    """How long the storage of a segment is."""
     span = segment[0].span
     return 0 if span is None else span.storage.length
 
 
 def _merge(trie: RadixTrie, node: TrieNode, longest: int) -> None:
-    """Make one node of those that lie side by side, where no place or branch is lost."""
+    """Merge nodes that are neighbours in one storage, where no place or branch is lost."""
     parent = node.parent
     while parent is not None and parent.parent is not None:
         if (

@@ -14,16 +14,7 @@ from .tries import Namespace, Tries
 
 
 class Victim(NamedTuple):
-    """State that may go, in the order in which it shall.
-
-    Attributes:
-        used: its recency.
-        height: its node's end, negated.
-        serial: keeps the order total.
-        trie: where it is.
-        node: whose it is.
-        checkpoint: whether it is the node's checkpoint, else its span.
-    """
+    """State that may go, in order of `used` (recency) and height (negated end)."""
 
     used: int
     height: int
@@ -43,15 +34,15 @@ def victims(
     persisted: bool = False,
     wanted: Callable[[RadixTrie], bool] = _every,
 ) -> Iterator[Victim]:
-    """Yield what may be evicted, least valuable first, in one pass over the tries.
+    """Yield evictable state, least valuable first, in one pass over the tries.
 
-    The caller evicts a victim, a span wholly or in part, before it asks for the next one;
-    nothing else may change the tries meanwhile.
+    The caller evicts a victim, a span wholly or in part, before it asks for the next one; nothing
+    else may change the tries meanwhile.
 
     Args:
-        tries: where.
-        persisted: only what is on disk: losing it costs a read, and no prefill.
-        wanted: whether a trie is to be evicted from still; asked anew for each victim.
+        tries: where to look.
+        persisted: only state that is on disk: losing it costs a read, not a prefill.
+        wanted: True if a trie is still to be evicted from; asked for each victim.
     """
     serial = count()
     heap: list[Victim] = []
@@ -85,11 +76,7 @@ def persisted_victims(
 ) -> Iterator[tuple[RadixTrie, TrieNode]]:
     """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
 
-    The caller drops a node's files before it asks for the next one.
-
-    Args:
-        tries: where.
-        wanted: as in `victims`.
+    The caller drops a node's files before it asks for the next one. For `wanted`, see `victims`.
     """
     serial = count()
     heap = [
@@ -114,7 +101,7 @@ def _recency(node: TrieNode) -> int:
 
 
 def _last_on_disk(node: TrieNode) -> bool:
-    """Whether files end with a node: it has some, nothing below it has, and nobody holds it."""
+    """True if the node has files, nothing below it has, and no lease holds it."""
     return (
         not node.ref_count
         and _has_files(node)
@@ -127,7 +114,7 @@ def _has_files(node: TrieNode) -> bool:
 
 
 def shortened(node: TrieNode, over: int) -> int:
-    """Say where a leaf must end to free `over` bytes, and little more."""
+    """Offset at which a leaf must end to free `over` bytes, and little more."""
     if node.span is None or node.span.nbytes <= over:
         return node.start
     tokens = -(-over * len(node.tokens) // node.span.nbytes)
@@ -148,7 +135,7 @@ def _exposed(node: TrieNode, *, persisted: bool) -> bool:
 
 
 def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
-    """Checkpoints that may go, and their recency; `nodes` has parents before children."""
+    """Evictable checkpoints and their recency; `nodes` has parents before children."""
     newest: dict[TrieNode, int] = {}
     for node in reversed(nodes):
         below = [newest[child] for child in node.children.values()]
@@ -168,16 +155,7 @@ _PAYS_FOR = 64
 
 
 class Evictor:
-    """Takes state from the tries of a model, and for it from others'. Belongs to the MLX thread.
-
-    Attributes:
-        evictions: states that were forgotten.
-        page_outs: states that were left to the disk.
-
-    Args:
-        tries: whose state.
-        pool: has the tries of all models, which come and go, and the bounds of tenants.
-    """
+    """Takes state from the tries of a model, and for it from others'. Belongs to the MLX thread."""
 
     def __init__(self, tries: Tries, pool: MemoryPool) -> None:
         self.evictions = 0
@@ -186,31 +164,20 @@ class Evictor:
         self._pool = pool
 
     def evict(self, budget: int, buffers: int = 1 << 62) -> None:
-        """Page out or forget what the model used longest ago until little enough is in memory.
+        """Page out or forget the model's oldest state until what is left is within the limits.
 
-        What leases retain stays, so that more may be left while they are open.
-
-        Args:
-            budget: bytes that may stay.
-            buffers: allocations that may stay.
+        State that leases retain stays, so that more may be left while they are open.
         """
         _Eviction(self, self._pool, [self._tries], Size(budget, buffers)).run()
 
     def evict_from_all(self, limit: Size) -> None:
-        """Do so with the state of all models, whichever was used longest ago.
-
-        Args:
-            limit: what may stay of all that is stored.
-        """
+        """Evict the oldest state of all models until what is stored is within `limit`."""
         _Eviction(self, self._pool, self._pool.tries, limit).run()
 
     def forget_persisted(self, goal: int) -> int:
-        """Forget what was used longest ago on disk until files take at most `goal` bytes.
+        """Forget the oldest files of all models until `goal` bytes are left; return how many nodes.
 
-        The files are those of all models of the pool. State that is in memory too stays there.
-
-        Returns:
-            How many nodes lost their files.
+        State that is in memory too stays there.
         """
         forgotten = 0
         owners = _owners(self._pool.tries)
@@ -225,7 +192,6 @@ class Evictor:
     def _forget_persisted(
         self, goal: int, owners: Mapping[RadixTrie, str], kept: Mapping[str, int]
     ) -> int:
-        """Do so with the files of tenants that have more than they keep."""
 
         def wanted(trie: RadixTrie) -> bool:
             tenant = owners[trie]
@@ -250,14 +216,12 @@ class Evictor:
         return forgotten
 
     def _on_disk(self, tenant: str) -> int:
-        """Bytes of a tenant's files, of all models."""
         return sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
 
     def evictable(self, enough: Size | None = None) -> Size:
-        """What could be evicted: all state that no lease holds and that is not being written.
+        """Size of all state that no lease holds and that is not being written.
 
-        Args:
-            enough: no more is looked for than this. Without it, all nodes are walked.
+        Counting stops at `enough`.
         """
         free = Size()
         for trie in chain.from_iterable(self._pool.tries):
@@ -268,14 +232,7 @@ class Evictor:
         return free
 
     def clear(self, wanted: Callable[[Namespace], bool] = lambda _: True) -> int:
-        """Forget all that nobody holds, on disk too.
-
-        Args:
-            wanted: whose; without it, all.
-
-        Returns:
-            How many tokens were forgotten.
-        """
+        """Forget all state that no lease holds, on disk too; return how many tokens that were."""
         forgotten = 0
         for trie in [trie for namespace, trie in self._tries.items() if wanted(namespace)]:
             for node in reversed(list(trie.nodes())):
@@ -312,12 +269,7 @@ def _evictable(trie: RadixTrie) -> Iterator[Size]:
 
 
 class _Visit:
-    """A node on the way of a walk.
-
-    Attributes:
-        children: that were not visited yet.
-        stays_below: something below it stays, so its span does.
-    """
+    """A node of a walk. `stays_below`: something below it stays, so its span does."""
 
     def __init__(self, node: TrieNode) -> None:
         self.node = node
@@ -326,13 +278,10 @@ class _Visit:
 
 
 def _owners(everybody: Iterable[Tries]) -> dict[RadixTrie, str]:
-    """Say which tenant each trie belongs to."""
     return {trie: namespace.tenant for tries in everybody for namespace, trie in tries.items()}
 
 
 class _Holdings:
-    """What each tenant has in memory, of all models, while tries stay the same."""
-
     def __init__(self, everybody: Iterable[Tries]) -> None:
         self.owners = _owners(everybody)
         self.tries: dict[str, list[RadixTrie]] = defaultdict(list)
@@ -385,15 +334,10 @@ class _Eviction:
     def _evict(
         self, holdings: _Holdings, kept: Mapping[str, int], *, persisted: bool, sparing: bool
     ) -> None:
-        """Evict to the limit, from tenants that have more than they keep.
+        """Evict to the limit, from the tenants named in `kept`, down to the bytes that they keep.
 
-        Of many nodes a few more go than need be: to find out which takes a walk over all.
-
-        Args:
-            holdings: of all tenants.
-            kept: bytes that they keep; nothing goes of those that are not named.
-            persisted: only what is on disk.
-            sparing: no more goes than need be: it is below the floors.
+        A few nodes more go than necessary: finding them takes a walk over all. `sparing` avoids
+        that.
         """
 
         def excess(trie: RadixTrie) -> int:
@@ -432,7 +376,7 @@ class _Eviction:
 
 
 def _write_anew(trie: RadixTrie) -> None:
-    """Give up files that hold more than what is left; a restart would find all of it."""
+    """Give up files that hold more than is left; a restart would find all of it."""
     left: dict[int, int] = {}
     for node in trie.nodes():
         for extent in node.extents:

@@ -19,13 +19,7 @@ class Extent(NamedTuple):
 
 
 class FileUse:
-    """Counts who refers to a file, so that one that nobody refers to can be deleted.
-
-    Attributes:
-        nbytes: of the files that are referred to.
-        by_kind: the same, by what is in them.
-        by_tenant: the same, by whose they are.
-    """
+    """Counts references to files, so that a file without any can be deleted."""
 
     def __init__(self) -> None:
         self.nbytes = 0

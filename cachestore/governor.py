@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 class TenantBounds(NamedTuple):
-    """Bytes of a tenant's stored state, over all models.
+    """Bounds of a tenant's stored state over all models, in bytes. None is no bound.
 
     Attributes:
-        floor: up to so many nothing is taken from it while others have more than theirs, neither
-            from its state in memory nor from its files.
-        ceiling: over so many in memory it is evicted from before all others; None: it has none.
-        disk: over so many in files it is forgotten from before all others; None: it has none.
+        floor: below it nothing is taken, in memory or on disk, while others exceed theirs.
+        ceiling: above it in memory, the tenant is evicted from first.
+        disk: above it in files, the tenant's files go first.
     """
 
     floor: int = 0
@@ -47,18 +46,11 @@ class Share(NamedTuple):
 
 
 def stages(shares: Mapping[str, Share], room: int) -> list[dict[str, int]]:
-    """Say down to which bytes tenants are taken from, one stage after another.
+    """Bytes that tenants keep in each stage of eviction; a tenant that is not named loses nothing.
 
-    First those go that have more than they may; then what is over the floors; then, as a request
-    that runs needs room more than one that may come, the floors.
-
-    Args:
-        shares: of each tenant that has something.
-        room: bytes that all may keep together. Floors that are more are scaled down to it.
-
-    Returns:
-        For each stage the bytes that tenants keep in it. Nothing is taken from one that is not
-        named.
+    First go tenants above their ceiling; then state above the floors; then, as a running request
+    needs room more than one that may come, the floors. Floors that exceed `room` together are
+    scaled down to it.
     """
     wanted = sum(share.floor for share in shares.values())
     scale = min(1.0, max(0, room) / wanted) if wanted else 0.0
@@ -80,11 +72,10 @@ _RESERVE = 16  # a part of the budget is kept for copies: one in this many
 
 
 class Recency:
-    """Tells what was used before what, whichever model's it is.
+    """Orders uses of state, of all models.
 
-    Args:
-        clock: counts up, across restarts too: recency then is the time of a use, in its units.
-            Without one it counts uses.
+    With a clock that counts up across restarts, recency is the time of a use, in its units; without
+    one it counts uses.
     """
 
     def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
@@ -115,23 +106,14 @@ class Pinning(Protocol):
 
 
 class MemoryPool:
-    """What state may take, and whose it is. Belongs to the MLX thread.
+    """Budget of all state, and its owners. Belongs to the MLX thread.
 
     Models come and go: the budget is what their weights leave. The part of it that is kept for
-    copies is that of the least budget, so that a model's longest copy stays as long as it is.
+    copies is that of the smallest budget, so that a model's longest copy stays as long as it is.
 
     Attributes:
         least: bytes that the budget never falls below; None before it is known.
-        ledger: where all state is recorded.
-        recency: of all state.
-        tries: of each model that is loaded.
-        governors: of each model that is loaded.
         busy: governors of the models that have requests at work.
-        pins: of each model that is loaded.
-        bounds: of each tenant's state.
-
-    Args:
-        clock: see `Recency`.
     """
 
     def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
@@ -149,24 +131,13 @@ class MemoryPool:
         self._share = 1.0
 
     def resize(self, budget: Size, least: int | None = None) -> None:
-        """Say anew what all state may take.
-
-        Args:
-            budget: at present.
-            least: bytes that it never falls below; all of it, if it is None.
-        """
+        """Set the budget, and the bytes that it never falls below: all of it without `least`."""
         self._whole = budget
         self.least = budget.nbytes if least is None else least
         self._check_floors()
 
     def bound_tenants(self, bounds: Bounds, floors: int) -> None:
-        """Bound what tenants' state takes otherwise from now on.
-
-        Args:
-            bounds: of each tenant.
-            floors: the sum of all floors that are configured. That it is over what is left by the
-                weights of the models is logged, once.
-        """
+        """Set the bounds of tenants. Floors that exceed the budget together are logged, once."""
         self.bounds = bounds
         self._floors = floors
         self._check_floors()
@@ -243,16 +214,9 @@ def max_copy_bytes(budget: int) -> int:
 class Governor:
     """Makes room for one model in the budget of all. Belongs to the MLX thread.
 
-    A copy of state (to cut, join or pack it) needs memory for the moment in which both
-    exist. Nothing longer than `max_copy_bytes` is ever copied, and that much is kept free, so
-    that freeing memory never needs any that is not there.
-
-    Attributes:
-        pool: the budget, and what is held in it.
-        ledger: the latter.
-
-    Args:
-        cache: of the model. Its pool is the one that counts.
+    A copy of state (to cut, join or pack it) needs memory while both exist. No copy exceeds
+    `max_copy_bytes`, and that much is kept free, so that freeing memory never needs any that is not
+    there.
     """
 
     def __init__(self, cache: "PrefixCache") -> None:
@@ -269,7 +233,7 @@ class Governor:
         self.pool.governors.remove(self)
 
     def note(self, *, busy: bool) -> None:
-        """Note whether requests of this model are at work."""
+        """Set if requests of this model are at work."""
         (self.pool.busy.add if busy else self.pool.busy.discard)(self)
 
     @property
@@ -311,11 +275,7 @@ class Governor:
         return need.within(room + self._cache.evictor.evictable(need - room))
 
     def make_room(self, need: Size) -> bool:
-        """Page out and evict until `need` fits.
-
-        Returns:
-            False if it does not, and then nothing was evicted for it.
-        """
+        """Page out and evict until `need` fits; False, with nothing evicted, if it cannot."""
         if need.within(self.room):
             return True
         if not self.fits(need):
@@ -324,18 +284,13 @@ class Governor:
         return need.within(self.room)
 
     def _free(self, need: Size) -> None:
-        """Evict what `need` takes over what is free, as far as it can be."""
         over = need - self.room
         self._cache.evictor.evict_from_all(
             self.pool.stored - Size(max(0, over.nbytes), max(0, over.buffers))
         )
 
     def reserve(self, need: Size) -> bool:
-        """Make room for what a step will compute, and keep it for it until the next one does.
-
-        Returns:
-            False if there is none.
-        """
+        """Make room for a step's temporaries, kept until the next step; False if there is none."""
         self._transient.close()
         if not self.make_room(need):
             return False

@@ -7,12 +7,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Size:
-    """What state takes in memory.
-
-    Attributes:
-        nbytes: its bytes.
-        buffers: its allocations; Metal allows a process 499,000.
-    """
+    """Memory of some state: bytes, and allocations, of which Metal allows a process 499,000."""
 
     nbytes: int = 0
     buffers: int = 0
@@ -50,11 +45,7 @@ class Kind(enum.StrEnum):
 
 
 class Account:
-    """What one owner holds of one kind. Closing it gives everything back.
-
-    Attributes:
-        size: what it holds now.
-    """
+    """State that one owner holds of one kind. Closing it gives everything back."""
 
     def __init__(self, ledger: "Ledger", kind: Kind) -> None:
         self.size = NOTHING
@@ -82,14 +73,7 @@ class Account:
 
 
 class Ledger:
-    """The sum of all accounts, by kind. Belongs to the MLX thread.
-
-    Attributes:
-        total: of all kinds.
-
-    Args:
-        above: the ledger whose part this one is, if it is one.
-    """
+    """Sum of all accounts, by kind; each is a part of `above` too. Belongs to the MLX thread."""
 
     def __init__(self, above: "Ledger | None" = None) -> None:
         self.total = NOTHING

@@ -110,12 +110,7 @@ class TrieNode:
 
 
 class Match(NamedTuple):
-    """How far a prompt is known.
-
-    Attributes:
-        node: the deepest node that was entered; the root if none was.
-        length: tokens recognised; inside `node`'s edge or at its end.
-    """
+    """Deepest node entered (the root if none), and the tokens recognised, into its edge."""
 
     node: TrieNode
     length: int
@@ -163,15 +158,9 @@ def size_of(state: Span | Checkpoint) -> Size:
 
 @dataclass
 class Totals:
-    """What a trie has. It and its `Persistence` alone change this.
+    """Sums over a trie's nodes without the root; the trie and its `Persistence` alone change them.
 
-    Attributes:
-        nodes: all but the root.
-        known_tokens: of all edges.
-        whole_states: checkpoints in memory.
-        stored_tokens: tokens whose state is on disk (too).
-        leases: how often a path of it is retained.
-        held_bytes: of state in memory that is retained.
+    `leases` counts open retains of a path, `held_bytes` state in memory that is retained.
     """
 
     nodes: int = 0

@@ -43,11 +43,6 @@ class Pins:
     """Leases that only the user closes. Belongs to the MLX thread.
 
     With a disk tier pins outlive restarts: their state is read back at the start.
-
-    Args:
-        cache: whose paths.
-        fingerprint: of the model.
-        tier: where pins are remembered, if there is one.
     """
 
     def __init__(self, cache: PrefixCache, fingerprint: str, tier: DiskTier | None) -> None:
@@ -79,15 +74,9 @@ class Pins:
     ) -> PinDescription:
         """Keep the state of a path, as far as it is in memory; replaces a pin of that name.
 
-        A tenant's first pin sets its whole part aside. So whether a further one is refused depends
-        on its own pins alone, and no size that it tries tells what others pin.
-
-        Args:
-            tenant: whose pin it is.
-            name: of the pin.
-            tokens: the path's.
-            operator: whether it may take what is not set aside for others, and hear of it, as
-                what is shared may.
+        A tenant's first pin sets its whole part aside. So a refusal of a further one depends on its
+        own pins alone, and no size that it tries tells what others pin. An operator may use what is
+        not set aside, and is told of others' use.
 
         Raises:
             PinError: nothing of it is in memory, or pins would take too much.
@@ -255,23 +244,20 @@ class Pins:
 
     @property
     def _limit(self) -> int:
-        """What all pins may take in memory, in bytes."""
         least = self._cache.pool.least
         return (self._cache.budget if least is None else least) // _SHARE
 
     def _part(self, tenant: str) -> int:
-        """What is set aside for a tenant as soon as it pins anything, in bytes."""
+        """Bytes reserved for a tenant as soon as it pins anything."""
         if tenant == SHARED:  # all may see what is, so that it hides nothing
             return 0
         ceiling, part = self._cache.pool.bounds(tenant).ceiling, self._limit // _PARTS
         return part if ceiling is None else min(part, ceiling)
 
     def _held_in_all(self, tenant: str) -> int:
-        """What a tenant's pins of all models hold in memory, in bytes."""
         return sum(pins.held_by(tenant) for pins in self._cache.pool.pins)
 
     def _largest(self, tenant: str) -> str:
-        """Name what a tenant's pins of this model hold, the most first."""
         held = {
             name: self._held_by([lease])
             for (whose, name), (_, lease) in self._pinned.items()
@@ -294,7 +280,6 @@ def _check_whole(lease: Lease, length: int) -> None:
 
 
 def _close(lease: Lease | None) -> None:
-    """Give back the path of a pin that is none any more, whatever its state's end raises."""
     try:
         if lease is not None:
             lease.close()
@@ -303,5 +288,4 @@ def _close(lease: Lease | None) -> None:
 
 
 def _listed(held: dict[str, int]) -> str:
-    """Write down who holds how many bytes."""
     return ", ".join(f"{name!r} {nbytes}" for name, nbytes in held.items())

@@ -28,19 +28,18 @@ Release = Callable[["Lease", Tokens | None, Span | None], None]
 
 
 class Lease:
-    """What a request was given of the cache, and what it has captured since.
+    """State of the cache that a request holds, and the checkpoints that it has captured.
 
-    A context manager; closing is idempotent. While it is open, its path is neither
-    evicted nor merged. It copies nothing: the spans are the trie's own.
+    A context manager; closing is idempotent. While it is open, its path is neither evicted nor
+    merged. It copies nothing: the spans are the trie's own.
 
     Attributes:
         total: tokens of the prompt.
         matched: tokens of it that the trie recognised.
         cached: tokens whose state it restores; never the whole prompt.
         held: tokens whose spans it holds; more than `cached` once it has published.
-        captured: checkpoints that the request has taken and that are worth keeping so far.
         deepest: the deepest node that it retains, or the root.
-        base: the lease on the shared prompt that its own path follows, if it follows one.
+        base: lease on the shared prompt that its own path follows, if any.
         checkpoints_kept: how many checkpoints it may still leave behind.
     """
 
@@ -133,11 +132,8 @@ class Lease:
     def publish(self, tokens: Tokens, span: Span | None) -> None:
         """Store what was computed so far, for others to lease, and hold it from there on.
 
-        Takes ownership of `span`. Checkpoints that others are likely to need are stored too.
-
-        Args:
-            tokens: all tokens that were computed, from the first of the prompt on.
-            span: their token-addressable state from `held` on, if the stack has such.
+        Takes ownership of `span`, the state of all computed `tokens` from `held` on. Checkpoints
+        that others are likely to need are stored too.
 
         Raises:
             LeaseClosedError: the lease was closed.
@@ -173,12 +169,9 @@ class Lease:
     def close(self, tokens: Tokens | None = None, span: Span | None = None) -> None:
         """Give back the path, and hand over what was computed.
 
-        Takes ownership of `span`. Without `tokens` nothing is kept, captured checkpoints
-        included: so ends a request whose state cannot be trusted.
-
-        Args:
-            tokens: all tokens that were computed, from the first of the prompt on.
-            span: their token-addressable state from `cached` on, if the stack has such.
+        Takes ownership of `span`, the state of all computed `tokens` from `cached` on. Without
+        `tokens` nothing is kept, captured checkpoints included: for a request whose state cannot be
+        trusted.
 
         Raises:
             CacheError: `span` is not as long as the tokens that were computed, or the tokens
@@ -214,21 +207,13 @@ SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
 class PrefixCache:
     """A model's tries, and the leases on them. Belongs to the MLX thread.
 
-    Attributes:
-        layout: what the model's state consists of.
-        pool: what memory it shares with the caches of other models.
-        ledger: where all state is recorded.
-        tries: of all namespaces.
-        evictor: takes state from them.
-        shared: prompts that all tenants' requests may resume at.
-
     Args:
-        layout: as above.
-        budget: bytes that stored state may take; what is over it is evicted at close.
+        layout: of the model's state.
+        budget: bytes that stored state may take; excess is evicted when a lease closes.
         checkpoints_kept: checkpoints that one request may leave behind.
         grid: requests resume at multiples of this many tokens only.
-        longest: tokens up to which neighbours are joined: what is joined is copied.
-        pool: as above; one of its own, if it is None.
+        longest: tokens up to which neighbours are joined, by a copy.
+        pool: shared with other models; one of its own, if None.
     """
 
     def __init__(
@@ -321,13 +306,7 @@ class PrefixCache:
         return self.tries.get(namespace if shared is None else shared.namespace(namespace))
 
     def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int] = ()) -> Missing:
-        """Say which state a prompt could be restored from if it were in memory.
-
-        Args:
-            trie: where.
-            prompt: all of its tokens.
-            unreadable: ids of files that are as good as not there.
-        """
+        """State that a prompt could be restored from if read; see `Restoration.missing`."""
         return self._restoration.missing(trie, prompt, unreadable)
 
     def refresh(self, trie: RadixTrie, node: TrieNode) -> None:
@@ -351,7 +330,6 @@ class PrefixCache:
         return describe(tries, evictions=gone, page_outs=left)
 
     def _touch(self, trie: RadixTrie, resume: TrieNode, holder: TrieNode | None) -> None:
-        """Have what a request resumes at count as just used, and nothing above it."""
         tick = self.pool.recency.next()
         if resume.parent is not None:
             trie.touch(resume, tick)

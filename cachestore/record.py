@@ -18,21 +18,16 @@ class RecordKind(Enum):
 
 @dataclass(frozen=True)
 class Record:
-    """One file, as the index knows it.
+    """One file, as the index knows it. Digests and checksum have 16 bytes.
 
     Attributes:
         id: unique for ever in its index.
-        kind: what the file holds.
-        tenant: whose it is.
         start: offset in the token path where it begins.
         end: offset where it ends; a checkpoint's is its start.
-        prefix: the owner's digest, 16 bytes, of the path's tokens before `start`.
-        digest: the owner's, 16 bytes, of all that makes this the right state for a path. It
-            stands in the file too.
+        prefix: the owner's digest of the path's tokens before `start`.
+        digest: `record_digest` of it, which stands in the file too.
         tokens: its own tokens [start, end), int32 little-endian; empty for a checkpoint.
-        name: the file's name in the folder.
-        nbytes: the file's size.
-        checksum: xxh3_128 of the file, 16 bytes.
+        checksum: xxh3_128 of the file.
         used: the owner's recency counter; larger is newer.
     """
 
@@ -86,14 +81,5 @@ def digest_of(*fields: str | bytes | int) -> bytes:
 def record_digest(
     fingerprint: str, tenant: str, kind: str, start: int, end: int, path: bytes
 ) -> bytes:
-    """Name all that decides whether a file's state is the right one.
-
-    Args:
-        fingerprint: of the model that computed it.
-        tenant: whose it is.
-        kind: a `RecordKind`'s value.
-        start: offset of the first token whose state the file has.
-        end: offset after the last one.
-        path: `digest` of all tokens `[0, end)`.
-    """
+    """Digest of all that makes a file the right one; `path` is the digest of tokens `[0, end)`."""
     return digest_of(fingerprint, tenant, kind, start, end, path)

@@ -23,12 +23,7 @@ _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint t
 
 
 class Missing(NamedTuple):
-    """State that is on disk only.
-
-    Attributes:
-        nodes: whose it is, parents first.
-        holder: of the checkpoint that would be restored; None where none would.
-    """
+    """State on disk only: its nodes, parents first; `holder` has the checkpoint to restore."""
 
     nodes: list[TrieNode]
     holder: TrieNode | None
@@ -43,13 +38,7 @@ class Missing(NamedTuple):
 
 
 class Known(NamedTuple):
-    """How much of a prompt is in memory.
-
-    Attributes:
-        tokens: from the first one on.
-        cached: of these, what a request would restore.
-        idle: what a lease on it would hold, and none does yet.
-    """
+    """Tokens of a prompt in memory, those a request would restore, and their unleased size."""
 
     tokens: int
     cached: int
@@ -63,7 +52,7 @@ class ResumePoint(NamedTuple):
         matched: tokens of it that the trie recognises.
         node: the deepest that it matches.
         offset: where it resumes, on the path of `node` or at its end.
-        holder: whose checkpoint is restored; None where none is.
+        holder: node whose checkpoint is restored; None without one.
     """
 
     matched: int
@@ -73,12 +62,7 @@ class ResumePoint(NamedTuple):
 
 
 class Restoration:
-    """The rules of one model.
-
-    Args:
-        layout: what the model's state consists of.
-        grid: requests resume at multiples of this many tokens only.
-    """
+    """Rules of one model; requests resume at multiples of `grid` tokens only."""
 
     def __init__(self, layout: Layout, grid: int) -> None:
         self._layout = layout
@@ -101,12 +85,9 @@ class Restoration:
         return Known(in_memory, point.offset, _idle(point))
 
     def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int]) -> Missing:
-        """Say which state a prompt could be restored from if it were in memory.
+        """State that a prompt could be restored from if read into memory.
 
-        Args:
-            trie: where.
-            prompt: all of its tokens.
-            unreadable: ids of files that are as good as not there.
+        `unreadable` has ids of files that cannot be read at present.
         """
         node, matched = trie.match(prompt)
         limit = self._limit(matched, len(prompt))
@@ -125,7 +106,6 @@ class Restoration:
         return max(0, min(matched, length - 1)) // self._grid * self._grid
 
     def _in_memory(self, node: TrieNode, matched: int) -> int:
-        """How many of the matched tokens have their state in memory."""
         if not self._layout.spans:
             return matched
         return min([matched, *(n.start for n in node.path() if n.span is None)])
@@ -143,7 +123,6 @@ def _holder(node: TrieNode, limit: int) -> TrieNode | None:
 
 
 def _readable(path: list[TrieNode], unreadable: Container[int]) -> list[TrieNode]:
-    """Cut a path where a node's tokens are on disk only, and cannot be read."""
     for number, node in enumerate(path):
         if node.span is None and any(extent.record.id in unreadable for extent in node.extents):
             return path[:number]
@@ -151,13 +130,12 @@ def _readable(path: list[TrieNode], unreadable: Container[int]) -> list[TrieNode
 
 
 def _restorable(node: TrieNode, unreadable: Container[int]) -> bool:
-    """Whether a node's checkpoint is in memory, or in a file that can be read."""
     record = node.persisted_checkpoint
     return node.checkpoint is not None or (record is not None and record.id not in unreadable)
 
 
 def _idle(point: ResumePoint) -> Size:
-    """What a lease that resumes at a point would hold, and none does yet."""
+    """Size that a lease from this point would be the first to hold."""
     idle = Size()
     node, holder = point.node, point.holder
     end = point.offset if holder is None else max(point.offset, holder.end)

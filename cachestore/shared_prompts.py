@@ -24,13 +24,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, eq=False)
 class SharedPrompt:
-    """A prompt that all tenants may begin with.
-
-    Attributes:
-        tokens: all of it.
-        digest: names it.
-        lease: holds its state; None before that was read from disk.
-    """
+    """A prompt that all tenants may begin with. No lease before its state was read from disk."""
 
     tokens: Tokens
     digest: bytes
@@ -51,12 +45,7 @@ class SharedPrompt:
 
 
 class SharedPrompts:
-    """The declared prompts of a model. Belongs to the MLX thread.
-
-    Args:
-        tries: of all namespaces.
-        evictor: of these.
-    """
+    """The declared prompts of a model. Belongs to the MLX thread."""
 
     def __init__(self, tries: Tries, evictor: Evictor) -> None:
         self._tries = tries
@@ -65,14 +54,10 @@ class SharedPrompts:
         self._retracted: list[SharedPrompt] = []
 
     def declare(self, name: str, tokens: Tokens, lease: "Lease | None") -> None:
-        """Have a prompt be common from now on.
+        """Share a prompt under a name, in place of an older one.
 
-        Takes ownership of the lease, unless it raises; then nothing has changed.
-
-        Args:
-            name: under which it is retracted; one of that name is.
-            tokens: all that is common.
-            lease: holds their state; None while that is on disk.
+        Takes ownership of the lease, unless it raises; then nothing has changed. The lease is None
+        while the state is on disk only.
         """
         older = self._declared.get(name)
         self._declared[name] = SharedPrompt(tokens, digest(tokens), lease)

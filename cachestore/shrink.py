@@ -45,12 +45,7 @@ class Shrink:
         return self._percent / 100
 
     def observe(self, level: Pressure, now: float) -> float:
-        """Learn the level, about once a second, and return the share.
-
-        Args:
-            level: the pressure at this time.
-            now: monotonic time in seconds.
-        """
+        """Note the pressure at a monotonic time in seconds, every second; return the share."""
         gap = 0 if self._seen_at is None else round((now - self._seen_at) * 1e6)
         gap = max(gap, 0)  # a clock that went back delays what is due
         self._seen_at = now

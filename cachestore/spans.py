@@ -10,13 +10,7 @@ from .state import Span, Storage
 class Loan:
     """A storage that is lent to one reader or several. Belongs to the MLX thread.
 
-    Attributes:
-        size: what all of the storage takes.
-
-    Args:
-        storage: which.
-        size: as above.
-        account: of what of it only the readers have.
+    `size` is the whole storage's; the account has the part that only the readers hold.
     """
 
     def __init__(self, storage: Storage, size: Size, account: Account) -> None:
@@ -58,11 +52,7 @@ def lend(span: Span, ledger: Ledger) -> Loan:
 
 
 class Spans:
-    """Changes the spans of a trie, and has the ledger know it. Their nodes hold them.
-
-    Args:
-        account: what all of them take.
-    """
+    """Changes the spans of a trie and counts them in the ledger. Nodes hold the spans."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -127,7 +117,7 @@ class Spans:
 
     @contextmanager
     def _recounted(self, spans: Iterable[Span]) -> Iterator[None]:
-        """Count spans of the trie anew that are moved: who is the first in a storage changes."""
+        """Count again spans that move: another one becomes the first in a storage."""
         moved = list({id(span): span for span in spans}.values())
         before = total(moved)
         yield
@@ -135,7 +125,6 @@ class Spans:
 
 
 def _count_loans(left: Iterable[Storage]) -> None:
-    """Have it counted what only a reader has of storages that were left."""
     for storage in left:
         if storage.loan is not None:
             storage.loan.count()

@@ -1,14 +1,14 @@
-"""What the cache holds of a model, as protocols: `models` fulfils them, `trie` moves them.
+"""State of a model as protocols, which `models` implements and `trie` moves.
 
 Two kinds of state, after how they can be restored:
 
 - a *span* is token-addressable: keys and values (or latents) of consecutive tokens. It can be
   cut anywhere, and joined with its neighbour. It is a view of a *storage*, which several spans
-  of one path may share: what nodes a path has says nothing of how many pieces its state is in.
+  of one path may share: the number of nodes of a path is not the number of pieces of its state.
 - a *checkpoint* is whole: the sliding-window rings and recurrent states at one offset. It is
   of use at that offset only, or a little before it while its rings have not wrapped.
 
-Ownership is explicit, so that bytes can be counted: whoever holds one closes it, once.
+Ownership is explicit, so that bytes can be counted: its owner closes it, once.
 """
 
 from collections.abc import Sequence
@@ -21,121 +21,100 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a stack's state consists of.
-
-    Attributes:
-        spans: it has token-addressable layers.
-        checkpoints: it has layers that restore only as a whole.
-    """
+    """Kinds of layers of a stack: addressable by token, restorable only as a whole."""
 
     spans: bool
     checkpoints: bool
 
 
 class Storage(Protocol):
-    """Where spans lie: consecutive tokens in buffers that nobody writes.
+    """Consecutive tokens in buffers that are never written; spans are views of it.
 
-    Attributes:
-        length: how many tokens.
-        buffers: how many buffers.
-        views: the open spans that lie there, in order.
-        loan: if another thread reads it; `loans` alone writes this.
+    `loan` is set, by `spans` alone, while another thread reads it.
     """
 
     loan: "Loan | None"
 
     @property
-    def length(self) -> int: ...  # noqa: D102  (described above)
+    def length(self) -> int:
+        """Tokens."""
 
     @property
-    def buffers(self) -> int: ...  # noqa: D102  (described above)
+    def buffers(self) -> int:
+        """Buffers of all its tokens."""
 
     @property
-    def views(self) -> "Sequence[Span]": ...  # noqa: D102  (described above)
+    def views(self) -> "Sequence[Span]":
+        """Open spans that lie there, in order."""
 
     def trim(self) -> None:
-        """Free what nobody views: what stays is copied, and viewed there, neighbours together."""
-        ...
+        """Free what no span views: what stays is copied, neighbours together."""
 
 
 class Span(Protocol):
     """Token-addressable state of consecutive tokens, all layers together.
 
-    What it holds does not change; where it lies may.
-
-    Attributes:
-        length: how many tokens.
-        nbytes: its share of its storage.
-        buffers: the storage's buffers, if it is the first that views it; else 0.
-        storage: where it lies.
+    Its contents do not change; its place may.
     """
 
     @property
-    def length(self) -> int: ...  # noqa: D102  (described above)
+    def length(self) -> int:
+        """Tokens."""
 
     @property
-    def nbytes(self) -> int: ...  # noqa: D102  (described above)
+    def nbytes(self) -> int:
+        """Bytes."""
 
     @property
-    def buffers(self) -> int: ...  # noqa: D102  (described above)
+    def buffers(self) -> int:
+        """Buffers of its storage if it is the first that views it, else 0."""
 
     @property
-    def storage(self) -> Storage: ...  # noqa: D102  (described above)
+    def storage(self) -> Storage:
+        """Where it lies."""
 
     def adjoins(self, other: Self) -> bool:
         """Whether another span is what follows in the same storage."""
-        ...
 
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut into `[0, at)` and `[at, length)`, without a copy. Takes ownership of itself."""
-        ...
 
     def join(self, following: Sequence[Self]) -> None:
-        """Lie in one new storage with the spans that follow. Copies them.
+        """Move to one new storage with the spans that follow. Copies them.
 
-        Others that view the storages where they were are copied into ones of their own.
+        Other spans of their former storages are copied into storages of their own.
         """
-        ...
 
     def merge(self, other: Self) -> Self:
         """Become one with the span that follows. Takes ownership of both.
 
         Copies nothing where that adjoins.
         """
-        ...
 
     def close(self, *, trim: bool = True) -> None:
-        """Give it back.
+        """Give it back, and free its bytes; without `trim`, the caller trims the storage.
 
-        Args:
-            trim: free its bytes at once. Without it somebody trims the storage afterwards: where
-                several go, what stays is copied once.
+        Where several spans go, what stays is then copied once.
         """
-        ...
 
 
 class Checkpoint(Protocol):
-    """Whole state at one offset. Immutable.
-
-    Attributes:
-        offset: how many tokens it has seen.
-        nbytes: what it takes in memory; its buffers are its own.
-        buffers: how many these are.
-    """
+    """Whole state at one offset, in buffers of its own. Immutable."""
 
     @property
-    def offset(self) -> int: ...  # noqa: D102  (described above)
+    def offset(self) -> int:
+        """Tokens that it has seen."""
 
     @property
-    def nbytes(self) -> int: ...  # noqa: D102  (described above)
+    def nbytes(self) -> int:
+        """Bytes."""
 
     @property
-    def buffers(self) -> int: ...  # noqa: D102  (described above)
+    def buffers(self) -> int:
+        """Buffers."""
 
     def rewinds_to(self, offset: int) -> bool:
         """Whether it can restore an earlier offset exactly."""
-        ...
 
     def close(self) -> None:
         """Free the buffers."""
-        ...

@@ -42,15 +42,11 @@ from .state import Checkpoint, Span
 
 
 class RadixTrie:
-    """The trie of one namespace. One owner at a time; not thread-safe.
+    """Trie of one namespace. One owner at a time; not thread-safe.
 
     Attributes:
         root: has no state, and is never removed.
-        spans: changes all spans, and counts them.
-        checkpoints: the account of all checkpoints.
-        persistence: what the disk has of the nodes, and what it lacks.
-        totals: sums over the nodes.
-        splits: how often an edge was cut; what reads spans must then ask for them anew.
+        splits: counts cuts of edges; readers of spans must then ask for them again.
 
     Args:
         ledger: where state is recorded.
@@ -319,13 +315,9 @@ def _parent(node: TrieNode) -> TrieNode:
 
 
 def insert(trie: RadixTrie, tokens: Tokens, start: int, span: Span | None) -> None:
-    """Add what a trie lacks of some tokens. Takes ownership of `span`.
+    """Add missing tokens of a path. Takes ownership of `span`, the state from `start` on.
 
-    Args:
-        trie: where.
-        tokens: all of a path.
-        start: offset of the span's first token; a node starts there, or one is appended.
-        span: the state of `tokens[start:]`, if the stack has such.
+    A node starts at `start`, or one is appended there.
     """
     node, known = trie.match(tokens)
     if known == len(tokens):
@@ -340,14 +332,7 @@ def insert(trie: RadixTrie, tokens: Tokens, start: int, span: Span | None) -> No
 
 
 def attach(trie: RadixTrie, tokens: Tokens, checkpoint: Checkpoint, tick: int) -> None:
-    """Put a checkpoint where it belongs, if the trie reaches that far. Takes ownership.
-
-    Args:
-        trie: where.
-        tokens: of a path; the checkpoint's offset lies on it.
-        checkpoint: the whole state there.
-        tick: its recency.
-    """
+    """Put a checkpoint on a path, if the trie reaches its offset. Takes ownership."""
     node, known = trie.match(tokens[: checkpoint.offset])
     if not trie.root.end < checkpoint.offset == known:
         checkpoint.close()
@@ -366,13 +351,9 @@ def node_at(trie: RadixTrie, node: TrieNode, offset: int) -> TrieNode:
 
 
 def _revive(trie: RadixTrie, node: TrieNode, start: int, span: Span | None) -> Span | None:
-    """Give nodes that are on disk only what was computed again; return what is left.
+    """Give nodes that are on disk only their state computed again; return the rest of `span`.
 
-    Args:
-        trie: where.
-        node: the last one whose tokens `span` may have.
-        start: offset of the span's first token; a node starts there, or later.
-        span: its last tokens, after the node's, are left.
+    `node` is the last one whose tokens `span` may have; a node starts at `start` or later.
     """
     path = [had for had in node.path() if had.end > start]
     known = [had.end for had in path if had.span is not None]  # these come first
@@ -390,7 +371,6 @@ def _revive(trie: RadixTrie, node: TrieNode, start: int, span: Span | None) -> S
 
 
 def _without(span: Span | None, count: int) -> Span | None:
-    """Close a span's first tokens; return what is left of it."""
     if span is None:
         return None
     gone, left = span, None

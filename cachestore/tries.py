@@ -15,12 +15,9 @@ SHARED = "(shared)"
 
 
 class Namespace(NamedTuple):
-    """Who may share state: requests of one tenant to one model.
+    """Requests that may share state: of one tenant to one model, after one shared prompt.
 
-    Attributes:
-        tenant: see `daemon.tenants`.
-        fingerprint: see `models.fingerprint`.
-        base: digest of the shared prompt that all of its requests begin with; empty without one.
+    `base` is the digest of the prompt's tokens; empty without one.
     """
 
     tenant: str
@@ -29,18 +26,7 @@ class Namespace(NamedTuple):
 
 
 class Tries:
-    """All tries of one loaded model.
-
-    Belongs to the MLX thread. Iterating yields the tries.
-
-    Attributes:
-        layout: what the model's state consists of.
-        files: who refers to which file of the disk tier.
-
-    Args:
-        layout: as above.
-        ledger: where what they hold is recorded.
-    """
+    """All tries of one loaded model. Belongs to the MLX thread. Iterating yields the tries."""
 
     def __init__(self, layout: Layout, ledger: Ledger) -> None:
         self.layout = layout
@@ -50,12 +36,7 @@ class Tries:
         self._ledger = Ledger(ledger)
 
     def open(self, namespace: Namespace, base: Tokens | None = None) -> RadixTrie:
-        """The trie of a namespace, made if there is none.
-
-        Args:
-            namespace: whose.
-            base: the tokens that its `base` names, if it has one.
-        """
+        """The trie of a namespace, made if there is none; `base` has the tokens of its base."""
         if namespace not in self._tries:
             self._tries[namespace] = RadixTrie(self._ledger, self.files, base)
         return self._tries[namespace]
@@ -105,14 +86,9 @@ class Tries:
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """The tries' shape, all that are described together. Sizes in bytes.
+    """Totals over some tries, sizes in bytes.
 
-    Attributes:
-        tokens: that are recognised.
-        stored_tokens: of these, whose state is on disk (too).
-        held_bytes: of what is in memory, what running requests and pins hold.
-        evictions: states that were forgotten.
-        page_outs: states that were left to the disk.
+    `stored_tokens` are on disk (too), `held_bytes` in memory and held by requests and pins.
     """
 
     namespaces: int = 0

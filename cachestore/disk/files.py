@@ -52,25 +52,18 @@ _ITEM_BYTES = {
 
 
 class Part(Protocol):
-    """Some of a tensor. Its buffer is asked for on the thread that writes, once it is its turn.
-
-    Attributes:
-        nbytes: how many bytes it has.
-    """
+    """Some of a tensor. The writer asks for its buffer, on its own thread, when it is due."""
 
     @property
-    def nbytes(self) -> int: ...  # noqa: D102  (described above)
+    def nbytes(self) -> int:
+        """Bytes of its items."""
 
 
 class HostTensor(NamedTuple):
-    """One array that the host can read.
+    """One array that the host can read; `dtype` is a safetensors name, as "BF16".
 
-    Attributes:
-        dtype: the safetensors name of its type, as in "BF16".
-        shape: its dimensions.
-        parts: its items in order, in objects with a buffer; of whatever item type. They must not
-            change until written. A NumPy array may have gaps between its items: it is copied
-            when it is written, so it should be short.
+    Parts are in order and must not change until written. A NumPy array with gaps is copied when
+    written: keep it short.
     """
 
     dtype: str
@@ -116,11 +109,7 @@ def write_file(
 ) -> tuple[int, bytes]:
     """Write a file, mode 0600, that is there completely or not at all.
 
-    Args:
-        folder: where; it exists.
-        name: what `new_name` gave.
-        payload: what to write.
-        stopped: asked before each block; True gives up.
+    `stopped` is asked before each block; True gives up.
 
     Returns:
         The file's size in bytes and its checksum (xxh3_128, 16 bytes).
@@ -155,7 +144,6 @@ def write_file(
 def _write_blocks(
     fd: int, blocks: Iterable[memoryview], stopped: Callable[[], bool]
 ) -> tuple[int, bytes]:
-    """Write all blocks, sync and close; return how many bytes, and their checksum."""
     checksum, nbytes = xxhash.xxh3_128(), 0
     try:
         for block in blocks:
@@ -174,7 +162,7 @@ def _write_blocks(
 
 
 def _header(payload: Payload) -> memoryview:
-    """Build the length and the JSON that precede the tensors, padded to eight bytes."""
+    """Length and JSON header, padded to eight bytes."""
     header: dict[str, object] = {}
     if payload.metadata:
         header["__metadata__"] = payload.metadata
@@ -191,7 +179,6 @@ def _header(payload: Payload) -> memoryview:
 
 
 def _blocks(payload: Payload) -> Iterator[memoryview]:
-    """The bytes of all tensors. Of what has to be copied, one part at a time is."""
     for tensor in payload.tensors.values():
         for part in tensor.parts:
             if part.nbytes:
@@ -199,7 +186,7 @@ def _blocks(payload: Payload) -> Iterator[memoryview]:
 
 
 def _bytes(part: Part) -> memoryview:
-    """A part's bytes, whatever its items are: no copy, if they follow one another in memory."""
+    """Bytes of a part, of whatever item type; copied only if not contiguous."""
     items: Any = part
     if not isinstance(part, np.ndarray):  # NumPy may not know the type
         held: Any = memoryview(cast("bytes", part))
@@ -359,7 +346,6 @@ def _compare(
 
 
 def _metadata(path: Path, fd: int) -> dict[str, str]:
-    """Read a file's metadata, of whose checksum it is known that it is right."""
     length = int.from_bytes(os.pread(fd, LENGTH, 0), "little")
     try:
         header = json.loads(os.pread(fd, min(length, os.fstat(fd).st_size), LENGTH))
@@ -370,7 +356,6 @@ def _metadata(path: Path, fd: int) -> dict[str, str]:
 
 
 def _is_something_else(path: Path) -> bool:
-    """Whether there is a link or the like in a file's place, so that the file is gone."""
     try:
         return not stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:

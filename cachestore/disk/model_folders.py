@@ -37,15 +37,7 @@ log = structlog.get_logger()
 
 
 class StoredModel(NamedTuple):
-    """A model's state on disk.
-
-    Attributes:
-        name: of the model when it was last served.
-        fingerprint: of the model.
-        folder: where it is.
-        nbytes: bytes of its files.
-        used: when it was last used, in seconds since 1970.
-    """
+    """A model's state on disk, under the name last served; last use in seconds since 1970."""
 
     name: str
     fingerprint: str
@@ -77,18 +69,10 @@ def _described(folder: Path) -> StoredModel | None:
 
 
 class ModelFolders:
-    """The folders of all models, for one daemon. Any thread may call.
+    """Folders of all models, for one daemon, which locks the root. Any thread may call.
 
-    State of an older umbel, which had no folders, is moved into one at the start.
-
-    Attributes:
-        root: where the folders are, absolute.
-        budget: bytes that the files of all models may take together.
-
-    Args:
-        root: as above; it is made if need be, private to the user, and locked.
-        names: of the configured models.
-        budget: as above; None for a quarter of what is free, present files included.
+    `names` are of the configured models. Without a budget the files of all models may take a
+    quarter of what is free, present files included.
 
     Raises:
         FolderInUseError: another daemon has the root.
@@ -153,7 +137,6 @@ class ModelFolders:
         return own
 
     def _of_another_name(self, fingerprint: str) -> Path | None:
-        """Find the last used folder of a model whose name no configured model has."""
         found = [
             each
             for each in self._resting.values()
@@ -314,7 +297,6 @@ def _move(folder: Path, root: Path, name: str) -> None:
 
 
 def _fingerprint(folder: Path) -> str | None:
-    """Whose state an index describes; None if it describes none."""
     index = DiskIndex(folder)
     try:
         return index.fingerprint()
@@ -323,7 +305,6 @@ def _fingerprint(folder: Path) -> str | None:
 
 
 def _free(root: Path, name: str, fingerprint: str) -> Path:
-    """Find a folder without an index."""
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     folders = (root / f"{each}-{fingerprint}" for each in names)
     return next(folder for folder in folders if not (folder / INDEX).exists())

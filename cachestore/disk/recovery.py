@@ -20,17 +20,16 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed at the start.
+    """Counts of what was removed at the start, and its bytes.
 
     Attributes:
         temporaries: files that were never finished.
-        orphans: files without a row; a kill between rename and insertion leaves one, a
-            damaged index leaves all.
+        orphans: files without a row: one after a kill between rename and insertion, all
+            after the index was damaged.
         missing: rows without a file.
         wrong_size: rows whose file has another size, with the file.
         other_model: rows of another fingerprint, with their files.
         other_format: files of an index of an older format.
-        nbytes: bytes of all removed files.
     """
 
     temporaries: int = 0
@@ -99,8 +98,6 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Contents:
-    """An index all of whose rows could be read: those of this model, those of others."""
-
     index: DiskIndex
     own: list[Record]
     others: list[Record]
@@ -119,11 +116,7 @@ def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
 
 
 def _open_index(folder: Path, fingerprint: str) -> tuple[_Contents, bool]:
-    """Open the index; one of no use is removed with a warning, and started anew.
-
-    Returns:
-        The index, and whether it took the place of one of an older format.
-    """
+    """Open the index, a new one if it is unusable; True if that had an older format."""
     try:
         return _read_index(folder, fingerprint), False
     except UnusableIndexError as error:
@@ -174,7 +167,6 @@ def _collect(
 
 
 def _remove(folder: Path, names: Iterable[str], files: dict[str, int]) -> int:
-    """Remove those of the names that are files; return their bytes."""
     found = [name for name in names if name in files]
     for name in found:
         (folder / name).unlink(missing_ok=True)

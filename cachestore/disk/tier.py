@@ -26,13 +26,9 @@ _clock = time.monotonic
 
 
 class RareWarning:
-    """Logs one line for the first of many, and one for those since, at most once in a while.
+    """Logs the first of many events, and one line for those since, every `every` seconds at most.
 
     Safe to use from any thread.
-
-    Args:
-        event: what the lines say.
-        every: seconds from one line to the next.
     """
 
     def __init__(self, event: str, every: float = 60.0) -> None:
@@ -62,22 +58,20 @@ def _nothing() -> None:
 
 
 class DiskTier:
-    """An open folder. Its methods are the owner's, but for `statistics`, which is anyone's.
+    """An open folder. Its methods are the owner's, except `statistics`, which is anyone's.
 
     Only `flush` and `close` wait for a disk.
 
     Args:
-        folder: where; it is made if need be, private to the user.
+        folder: created if need be, private to the user.
         fingerprint: of the loaded model. Records of others are collected at the start.
-        queue_bytes: what may wait to be written; a larger job is taken when nothing waits.
+        queue_bytes: limit of waiting writes; a larger job is taken when nothing waits.
         wake: called on the tier's threads when `completed` or a future has something new.
         retry_after: seconds until a write is tried again after one failed.
 
     Attributes:
-        folder: where, absolute.
-        queue_bytes: as above.
-        records: what was found at the start, ascending by start.
-        collected: what was removed at the start.
+        records: those found at the start, ascending by start.
+        collected: files removed at the start.
 
     Raises:
         FolderInUseError: another tier holds the folder.

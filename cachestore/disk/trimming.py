@@ -19,19 +19,10 @@ _TOKEN = 4  # bytes
 def trim(
     folder: Path, fingerprint: str, nbytes: int, stopped: Callable[[], bool] = lambda: False
 ) -> int:
-    """Delete files until `nbytes` are free, in the order of `removal_order`.
+    """Delete files until `nbytes` are free, in `removal_order`; return the bytes freed.
 
-    A folder that is left with neither state nor pins is removed. The time of the folder's last
-    use stays what it was.
-
-    Args:
-        folder: where; no tier has it.
-        fingerprint: of its model.
-        nbytes: as above.
-        stopped: asked between transactions; True gives up.
-
-    Returns:
-        How many bytes were freed.
+    A folder left with neither state nor pins is removed. The time of the folder's last use stays as
+    it was. `stopped` is asked between transactions; True gives up.
 
     Raises:
         FolderInUseError: a tier has the folder.
@@ -84,13 +75,9 @@ def _delete(opened: Opened, nbytes: int, stopped: Callable[[], bool]) -> int:
 
 
 def removal_order(records: Iterable[Record], pins: Iterable[Pin]) -> list[Record]:
-    """Order records so that each goes after all that need it: oldest first, pinned paths last.
+    """Order a model's records so that each goes after all that need it: oldest first, pinned last.
 
-    A record was used when the last of those that go on from it was.
-
-    Args:
-        records: of one model, ascending by start.
-        pins: of the same model.
+    A record was used when the last of those that go on from it was. `records` ascend by start.
     """
     records = list(records)
     before = _parents(records)
@@ -107,7 +94,6 @@ def removal_order(records: Iterable[Record], pins: Iterable[Pin]) -> list[Record
 
 
 def _parents(records: list[Record]) -> dict[int, int]:
-    """Find the record that each record goes on from, by their ids."""
     starts: dict[str, set[int]] = defaultdict(set)
     for record in records:
         starts[record.tenant].add(record.start)
@@ -133,7 +119,6 @@ def _parents(records: list[Record]) -> dict[int, int]:
 
 
 def _is_on(record: Record, pin: Pin) -> bool:
-    """Whether a record has state of a pinned path."""
     start = _TOKEN * record.start
     if record.tenant != pin.tenant or start > len(pin.tokens):
         return False

@@ -19,26 +19,14 @@ _CLOSED = "the disk cache was closed"
 
 
 class Verified(NamedTuple):
-    """What came of comparing files with what was written. The others are whole.
-
-    Attributes:
-        damaged: whose file is missing, or differs, or holds the state of another path.
-        unreadable: whose file cannot be read at present.
-    """
+    """Records whose files are damaged (missing, different, of another path) or unreadable now."""
 
     damaged: list[Record]
     unreadable: list[Record]
 
 
 class DiskVerifier:
-    """Verifies files in the order they were asked for.
-
-    Args:
-        folder: where they are.
-        wake: called when a future has its result.
-        on_damage: called when a file was damaged or missing.
-        on_unreadable: called, with the reason, when a file could not be read.
-    """
+    """Verifies files in the order they were asked for. Callbacks run on its thread."""
 
     def __init__(
         self,
@@ -91,7 +79,6 @@ class DiskVerifier:
             pass
 
     def _step(self) -> bool:
-        """Answer one future; False when there is none and will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:

@@ -69,16 +69,10 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class DiskStatistics:
-    """How the tier is.
+    """State of the tier (with a reason if not on), its files and queue, and counts since the start.
 
-    Attributes:
-        state: see this module.
-        reason: why it is not on; empty when it is.
-        nbytes: bytes of the files that have a record.
-        records: how many those are.
-        queued_bytes: bytes of tensors and tokens that wait to be written, or are being.
-        writes: files written since the start.
-        failures: writes, reads, transactions and removals that failed since the start.
+    `queued_bytes` includes the write under way. `failures` are of writes, reads, transactions and
+    removals.
     """
 
     state: State
@@ -275,13 +269,9 @@ log = structlog.get_logger()
 
 
 class DiskWriter:
-    """Does the queue's jobs, and gives the folder up when it ends.
+    """Does the queue's jobs, and gives up the folder, which it owns, when it ends.
 
-    Args:
-        opened: the folder; it is this object's from now on.
-        queue: what to do.
-        fingerprint: of the model whose records these are.
-        wake: called after a write was answered.
+    `wake` is called after a write was answered.
     """
 
     def __init__(
@@ -337,7 +327,6 @@ class DiskWriter:
             os.close(self._lock_fd)
 
     def _step(self, work: Work | None) -> bool:
-        """Do what was taken from the queue; False when there is nothing and will be nothing."""
         if work is None:
             return False
         try:
@@ -355,7 +344,6 @@ class DiskWriter:
         return True
 
     def _answer(self, job: WriteJob) -> None:
-        """Write, and say what came of it."""
         record, failure = None, None
         try:
             record = self._write(job)
@@ -374,7 +362,6 @@ class DiskWriter:
         self._wake()
 
     def _write(self, job: WriteJob) -> Record:
-        """Write the file, then its row."""
         if identity(self._folder) != self._identity:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
         name = new_name()
@@ -413,7 +400,6 @@ class DiskWriter:
         self._unremoved.clear()
 
     def _transact(self, transaction: Callable[[], None]) -> None:
-        """Change the index; a failure suspends writing."""
         try:
             transaction()
         except sqlite3.Error as error:
