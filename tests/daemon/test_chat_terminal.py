@@ -19,8 +19,11 @@ from .running import RunningDaemon, eventually, running
 from .terminal import CTRL_C, CTRL_D, Terminal, in_terminal, terminal
 
 UP, LEFT, ENTER = "\x1b[A", "\x1b[D", "\r"
-MANY = "4000"
-"""Tokens that take a while to show, and no more than may wait for a slow reader."""
+LONG = ("--max-tokens", "4000", "--temperature", "0")
+"""Flags of answers that take a while to show, and fit what may wait for a slow reader.
+
+A drawn answer of the tiny model may end at any token.
+"""
 
 
 @contextmanager
@@ -107,7 +110,7 @@ def test_ctrl_c_stops_an_answer(plain_daemon: RunningDaemon, short_path: Path) -
 
     It shows tokens more slowly than they come: `tiny_daemon` would not wait for it.
     """
-    with at_prompt(plain_daemon, short_path, "--max-tokens", MANY) as shown:
+    with at_prompt(plain_daemon, short_path, *LONG) as shown:
         shown.type(f"hello{ENTER}")
         shown.wait_for(lambda: len(shown.lines()) > 3)
         shown.type(CTRL_C)
@@ -121,7 +124,7 @@ def test_ctrl_c_stops_an_answer(plain_daemon: RunningDaemon, short_path: Path) -
 
 def test_ctrl_c_stops_the_one_answer(plain_daemon: RunningDaemon, short_path: Path) -> None:
     """The command ends with it, and the shell's prompt gets a line of its own."""
-    with chat(plain_daemon.socket, short_path, "--max-tokens", MANY, "hello") as shown:
+    with chat(plain_daemon.socket, short_path, *LONG, "hello") as shown:
         shown.wait_for(shown.lines)
         shown.type(CTRL_C)
         assert shown.wait() == 128 + signal.SIGINT
@@ -132,7 +135,7 @@ def test_an_answer_that_breaks_off_says_why_below_it(short_path: Path, long_tiny
     """As where the daemon is stopped."""
     with (
         running(short_path, long_tiny_dir, "--stop-grace", "0") as daemon,
-        at_prompt(daemon, short_path, "--max-tokens", MANY) as shown,
+        at_prompt(daemon, short_path, *LONG) as shown,
     ):
         shown.type(f"hello{ENTER}")
         shown.wait_for(lambda: len(shown.lines()) > 3)
@@ -159,7 +162,7 @@ def test_what_is_typed_during_an_answer_waits(
     plain_daemon: RunningDaemon, short_path: Path
 ) -> None:
     """It is not shown in the answer, outlives Ctrl-C, and stands at the next prompt."""
-    with at_prompt(plain_daemon, short_path, "--max-tokens", MANY) as shown:
+    with at_prompt(plain_daemon, short_path, *LONG) as shown:
         shown.type(f"hello{ENTER}")
         shown.wait_for(lambda: len(shown.lines()) > 3)
         shown.type("TYPED AHEAD")

@@ -110,7 +110,7 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
     server = ServerFixture(model(name), MEMORY, max_batch=6, warmup="quick")
     runner = server.assembly.runner
     rows = {shape[0] for shape in runner.shapes}
-    assert rows == ({2, 4, 6} if runner.batches else set())
+    assert rows == ({2, 3, 4, 6} if runner.batches else set())
     asks = agents(4, user=(9, 40), answer=(28, 6, 12), every=5)
     asks.append(replace(asks[1], at=60))  # comes when the first is alone, or nobody is there
     check(server, asks, server.serve(asks))
