@@ -175,7 +175,7 @@ def _retain_problems(cache: PrefixCache) -> Iterator[str]:
     retained: Counter[int] = Counter()
     for lease in cache.leases():
         retained.update(id(node) for node in lease.deepest.path())
-    leased = Counter(cache.leased_tries().values())
+    leased = Counter(cache.leases().values())
     for trie in cache.tries:
         if trie.root.ref_count != leased[trie]:
             yield f"a root is retained {trie.root.ref_count} times, not as often as leased"
@@ -197,7 +197,7 @@ def _shared_problems(cache: PrefixCache) -> Iterator[str]:
 
 
 def _lease_problems(cache: PrefixCache) -> Iterator[str]:
-    leased, tries = cache.leased_tries(), list(cache.tries)
+    leased, tries = cache.leases(), list(cache.tries)
     used, live = set(leased.values()), set(tries)
     for number, trie in enumerate(tries):
         if not trie.root.children and trie not in used:

@@ -1,4 +1,15 @@
-"""Makes room: chooses the least recently used state, and pages it out or forgets it."""
+"""Makes room: chooses the least recently used state, and pages it out or forgets it.
+
+The least recently used state goes first, of equals the deepest. State that a lease retains or that
+is being written to disk is never evicted. Beyond that:
+
+- a span goes from the deep end of a leaf, and after the checkpoint that stands there, which is
+  worth nothing without it;
+- a checkpoint where paths part, or the first one on its path, ages with all that is below it: a
+  new conversation would resume there, however long ago the last one did.
+
+`governor.stages` says how much each tenant keeps.
+"""
 
 import heapq
 from collections import defaultdict
@@ -8,9 +19,12 @@ from typing import NamedTuple
 
 from .governor import MemoryPool, Share, stages
 from .ledger import NOTHING, Size
-from .node import TrieNode, size_in_memory, size_of
+from .node import TrieNode, size_in_memory
+from .spans import size_of
 from .trie import RadixTrie
 from .tries import Namespace, Tries
+
+_PAYS_FOR = 64  # nodes visited by a pass for each node evicted, at most: this bounds the passes
 
 
 class Victim(NamedTuple):
@@ -150,10 +164,6 @@ def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
             yield node, newest[node] if shared else node.checkpoint_used
 
 
-_PAYS_FOR = 64
-"""Nodes that a pass visits for each node that it evicts at least: this bounds the passes."""
-
-
 class Evictor:
     """Takes state from the tries of a model, and for it from others'. Belongs to the MLX thread."""
 
@@ -168,11 +178,77 @@ class Evictor:
 
         State that leases retain stays, so that more may be left while they are open.
         """
-        _Eviction(self, self._pool, [self._tries], Size(budget, buffers)).run()
+        self._evict([self._tries], Size(budget, buffers))
 
     def evict_from_all(self, limit: Size) -> None:
         """Evict the oldest state of all models until what is stored is within `limit`."""
-        _Eviction(self, self._pool, self._pool.tries, limit).run()
+        self._evict(self._pool.tries, limit)
+
+    def _evict(self, models: list[Tries], limit: Size) -> None:
+        if not _stored(models).within(limit):
+            self._evict_in_stages(models, limit)
+        for tries in models:
+            for trie in tries:
+                trie.spans.trim()
+            tries.drop_empty()
+
+    def _evict_in_stages(self, models: list[Tries], limit: Size) -> None:
+        owned: dict[str, list[RadixTrie]] = defaultdict(list)
+        owners = _owners(self._pool.tries)
+        for trie, tenant in owners.items():
+            owned[tenant].append(trie)
+        bounds = {tenant: self._pool.bounds(tenant) for tenant in owned}
+        shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
+        on_disk = any(len(tries.files) for tries in models)
+        floored = any(share.floor for share in shares.values())
+        for kept in stages(shares, limit.nbytes):
+
+            def excess(trie: RadixTrie, kept: Mapping[str, int] = kept) -> int:
+                tenant = owners[trie]
+                return _bytes_of(owned[tenant]) - kept[tenant] if tenant in kept else 0
+
+            is_last = floored and not any(kept.values())
+            for persisted in (True, False) if on_disk else (False,):
+                if _stored(models).within(limit):
+                    return
+                self._evict_excess(models, limit, excess, persisted=persisted, sparing=is_last)
+
+    def _evict_excess(
+        self,
+        models: list[Tries],
+        limit: Size,
+        excess: Callable[[RadixTrie], int],
+        *,
+        persisted: bool,
+        sparing: bool,
+    ) -> None:
+        """Evict to the limit, from tries whose tenant holds more than it keeps, by `excess` bytes.
+
+        A few nodes more go than necessary, because finding them takes a walk over all; with
+        `sparing`, none.
+        """
+        tries = [trie for trie in chain.from_iterable(models) if excess(trie) > 0]
+        due = 0 if sparing else sum(trie.totals.nodes for trie in tries) // _PAYS_FOR
+        for victim in victims(tries, persisted=persisted, wanted=lambda trie: excess(trie) > 0):
+            over = _stored(models) - limit
+            if due <= 0 and over.within(NOTHING):
+                return
+            due -= 1
+            node, trie = victim.node, victim.trie
+            if victim.checkpoint:
+                on_disk = node.persisted_checkpoint is not None
+                trie.drop_checkpoint(node)
+                trie.prune(node)
+            elif on_disk := node.persisted_end == node.end:
+                trie.page_out(node)
+            else:
+                most = excess(trie)
+                nbytes = most if over.within(NOTHING) else min(over.nbytes, most)
+                end = node.start if over.buffers > 0 else shortened(node, nbytes)
+                # What is on disk is left to it as a whole, and only if the rest is not enough.
+                trie.shorten(node, max(end, node.persisted_end))
+            self.page_outs += on_disk
+            self.evictions += not on_disk
 
     def forget_persisted(self, goal: int) -> int:
         """Forget the oldest files of all models until `goal` bytes are left; return how many nodes.
@@ -281,98 +357,12 @@ def _owners(everybody: Iterable[Tries]) -> dict[RadixTrie, str]:
     return {trie: namespace.tenant for tries in everybody for namespace, trie in tries.items()}
 
 
-class _Holdings:
-    def __init__(self, everybody: Iterable[Tries]) -> None:
-        self.owners = _owners(everybody)
-        self.tries: dict[str, list[RadixTrie]] = defaultdict(list)
-        for trie, tenant in self.owners.items():
-            self.tries[tenant].append(trie)
-
-    def held(self, tenant: str) -> int:
-        """Bytes of a tenant's stored state."""
-        return sum(
-            trie.spans.size.nbytes + trie.checkpoints.size.nbytes for trie in self.tries[tenant]
-        )
+def _stored(models: Iterable[Tries]) -> Size:
+    return sum((tries.size for tries in models), NOTHING)
 
 
-class _Eviction:
-    """One pass over the tries of some models, for one that needs room."""
-
-    def __init__(
-        self, evictor: Evictor, pool: MemoryPool, models: list[Tries], limit: Size
-    ) -> None:
-        self._evictor = evictor
-        self._pool = pool
-        self._models = models
-        self._limit = limit
-
-    def run(self) -> None:
-        if not self._held.within(self._limit):
-            self._evict_in_stages()
-        for tries in self._models:
-            for trie in tries:
-                trie.spans.trim()
-            tries.drop_empty()
-
-    @property
-    def _held(self) -> Size:
-        return sum((tries.size for tries in self._models), Size())
-
-    def _evict_in_stages(self) -> None:
-        holdings = _Holdings(self._pool.tries)
-        bounds = {tenant: self._pool.bounds(tenant) for tenant in holdings.tries}
-        shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
-        on_disk = any(len(tries.files) for tries in self._models)
-        floored = any(share.floor for share in shares.values())
-        for kept in stages(shares, self._limit.nbytes):
-            is_last = floored and not any(kept.values())
-            for persisted in (True, False) if on_disk else (False,):
-                if self._held.within(self._limit):
-                    return
-                self._evict(holdings, kept, persisted=persisted, sparing=is_last)
-
-    def _evict(
-        self, holdings: _Holdings, kept: Mapping[str, int], *, persisted: bool, sparing: bool
-    ) -> None:
-        """Evict to the limit, from the tenants named in `kept`, down to the bytes that they keep.
-
-        A few nodes more go than necessary: finding them takes a walk over all. `sparing` avoids
-        that.
-        """
-
-        def excess(trie: RadixTrie) -> int:
-            tenant = holdings.owners[trie]
-            return holdings.held(tenant) - kept[tenant] if tenant in kept else 0
-
-        tries = [trie for trie in chain.from_iterable(self._models) if excess(trie) > 0]
-        due = 0 if sparing else sum(trie.totals.nodes for trie in tries) // _PAYS_FOR
-        candidates = victims(tries, persisted=persisted, wanted=lambda trie: excess(trie) > 0)
-        for victim in candidates:
-            over = self._held - self._limit
-            if due <= 0 and over.within(NOTHING):
-                return
-            due -= 1
-            if victim.checkpoint:
-                self._drop_checkpoint(victim)
-            elif victim.node.persisted_end == victim.node.end:
-                victim.trie.page_out(victim.node)
-                self._evictor.page_outs += 1
-            else:
-                everything = over.buffers > 0
-                most = excess(victim.trie)
-                nbytes = most if over.within(NOTHING) else min(over.nbytes, most)
-                end = victim.node.start if everything else shortened(victim.node, nbytes)
-                # What is on disk is left to it as a whole, and only if the rest is not enough.
-                victim.trie.shorten(victim.node, max(end, victim.node.persisted_end))
-                self._evictor.evictions += 1
-
-    def _drop_checkpoint(self, victim: Victim) -> None:
-        if victim.node.persisted_checkpoint is None:
-            self._evictor.evictions += 1
-        else:
-            self._evictor.page_outs += 1
-        victim.trie.drop_checkpoint(victim.node)
-        victim.trie.prune(victim.node)
+def _bytes_of(tries: Iterable[RadixTrie]) -> int:
+    return sum(trie.spans.size.nbytes + trie.checkpoints.size.nbytes for trie in tries)
 
 
 def _write_anew(trie: RadixTrie) -> None:

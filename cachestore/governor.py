@@ -6,11 +6,12 @@ preempts a sequence. The allocator is never asked for more: on Metal that would 
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from .ledger import Kind, Ledger, Size
 
 if TYPE_CHECKING:
+    from .pins import Pins
     from .prefix_cache import PrefixCache
     from .tries import Tries
 
@@ -92,19 +93,6 @@ class Recency:
         self._tick = max(self._tick, tick)
 
 
-class Pinning(Protocol):
-    """A model's pins; `Pins` is the real one."""
-
-    def held_by(self, tenant: str) -> int:
-        """Bytes that a tenant's hold in memory."""
-        ...
-
-    @property
-    def tenants(self) -> set[str]:
-        """Whose there are."""
-        ...
-
-
 class MemoryPool:
     """Budget of all state, and its owners. Belongs to the MLX thread.
 
@@ -122,7 +110,7 @@ class MemoryPool:
         self.tries: list[Tries] = []
         self.governors: list[Governor] = []
         self.busy: set[Governor] = set()
-        self.pins: list[Pinning] = []
+        self.pins: list[Pins] = []
         self.least: int | None = None
         self.bounds: Bounds = unbounded
         self._floors = 0

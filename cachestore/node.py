@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .extents import Extent
 from .ledger import Size
 from .record import Record
+from .spans import size_of
 from .state import Checkpoint, Span
 
 Tokens = NDArray[np.int32]
@@ -142,18 +143,8 @@ def has_checkpoint(node: TrieNode) -> bool:
 
 
 def size_in_memory(node: TrieNode) -> Size:
-    """What a node's state takes in memory."""
-    held = Size()
-    if node.span is not None:
-        held += size_of(node.span)
-    if node.checkpoint is not None:
-        held += size_of(node.checkpoint)
-    return held
-
-
-def size_of(state: Span | Checkpoint) -> Size:
-    """What one span or checkpoint takes."""
-    return Size(state.nbytes, state.buffers)
+    """Size of a node's state in memory."""
+    return size_of(node.span, node.checkpoint)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from .ledger import Account, Kind, Size
 from .node import Tokens, TrieNode
 from .restoration import Known, Missing, Restoration
 from .shared_prompts import SharedPrompts
+from .spans import size_of
 from .state import Checkpoint, Layout, Span
 from .trie import RadixTrie, attach, insert, node_at
 from .tries import CacheStatistics, Namespace, Tries, describe
@@ -124,10 +125,7 @@ class Lease:
 
     def count(self) -> None:
         """Enter in the ledger what is captured now."""
-        held = Size()
-        for item in self.captured:
-            held += Size(item.checkpoint.nbytes, item.checkpoint.buffers)
-        self._account.set(held)
+        self._account.set(size_of(*(item.checkpoint for item in self.captured)))
 
     def publish(self, tokens: Tokens, span: Span | None) -> None:
         """Store what was computed so far, for others to lease, and hold it from there on.
@@ -283,11 +281,7 @@ class PrefixCache:
             raise
         return lease
 
-    def leases(self, trie: RadixTrie | None = None) -> list[Lease]:
-        """The open leases, of one trie or of all."""
-        return [lease for lease, its in self._leases.items() if trie is None or its is trie]
-
-    def leased_tries(self) -> dict[Lease, RadixTrie]:
+    def leases(self) -> dict[Lease, RadixTrie]:
         """The open leases, each with the trie that it is on."""
         return self._leases.copy()
 

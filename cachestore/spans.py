@@ -4,7 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from .ledger import Account, Kind, Ledger, Size
-from .state import Span, Storage
+from .state import Checkpoint, Span, Storage
+
+
+def size_of(*states: Span | Checkpoint | None) -> Size:
+    """Size of spans and checkpoints together; None has none."""
+    held = [state for state in states if state is not None]
+    return Size(sum(state.nbytes for state in held), sum(state.buffers for state in held))
 
 
 class Loan:
@@ -25,8 +31,7 @@ class Loan:
 
     def count(self) -> None:
         """Count the bytes that no span views; viewed ones count as the trie's."""
-        viewed = sum((Size(view.nbytes, view.buffers) for view in self._storage.views), Size())
-        self._account.set(self.size - viewed)
+        self._account.set(self.size - size_of(*self._storage.views))
 
     def give_back(self) -> None:
         """Remove a reader; without any, the storage is lent no longer."""
@@ -65,7 +70,7 @@ class Spans:
 
     def add(self, span: Span) -> None:
         """Count a span that the trie is given."""
-        self._account.add(total([span]))
+        self._account.add(size_of(span))
 
     def abandon(self) -> None:
         """Count none of them any more: they go with their trie."""
@@ -73,18 +78,18 @@ class Spans:
 
     def split(self, span: Span, at: int) -> tuple[Span, Span]:
         """Cut a span in two. Copies nothing."""
-        before = total([span])
+        before = size_of(span)
         parts = span.split(at)
-        self._account.add(total(parts) - before)
+        self._account.add(size_of(*parts) - before)
         return parts
 
     def merge(self, span: Span, following: Span) -> Span:
         """Make one span of two. Copies nothing where they adjoin."""
         if not span.adjoins(following):
             self.join([span, following])
-        before = total([span, following])
+        before = size_of(span, following)
         merged = span.merge(following)
-        self._account.add(total([merged]) - before)
+        self._account.add(size_of(merged) - before)
         return merged
 
     def join(self, spans: Sequence[Span]) -> None:
@@ -99,7 +104,7 @@ class Spans:
         storage = span.storage
         stay = [view for view in storage.views if view is not span]
         with self._recounted(stay):
-            self._account.add(-total([span]))
+            self._account.add(-size_of(span))
             span.close(trim=not stay)
         _count_loans([storage])
         if stay:
@@ -119,20 +124,12 @@ class Spans:
     def _recounted(self, spans: Iterable[Span]) -> Iterator[None]:
         """Count again spans that move: another one becomes the first in a storage."""
         moved = list({id(span): span for span in spans}.values())
-        before = total(moved)
+        before = size_of(*moved)
         yield
-        self._account.add(total(moved) - before)
+        self._account.add(size_of(*moved) - before)
 
 
 def _count_loans(left: Iterable[Storage]) -> None:
     for storage in left:
         if storage.loan is not None:
             storage.loan.count()
-
-
-def total(spans: Iterable[Span]) -> Size:
-    """What spans take."""
-    held = Size()
-    for span in spans:
-        held += Size(span.nbytes, span.buffers)
-    return held

@@ -34,10 +34,9 @@ from .node import (
     common_length,
     has_checkpoint,
     size_in_memory,
-    size_of,
 )
 from .persistence import Persistence
-from .spans import Spans
+from .spans import Spans, size_of
 from .state import Checkpoint, Span
 
 

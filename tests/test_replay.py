@@ -174,7 +174,7 @@ def test_a_replay_leaves_a_sound_cache(requests: Session, budget: int, disk: boo
     cache_ = Replay(budget, disk=disk)
     hits = replay(requests, cache_)
     assert check.problems(cache_.cache) == []
-    assert cache_.cache.leases() == []
+    assert cache_.cache.leases() == {}
     assert cache_.cache.tries.size.nbytes <= budget
     assert all(hit < each.length for hit, each in zip(hits, requests, strict=True))
 

@@ -9,7 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,28 +20,12 @@ from ..errors import DiskTierError
 from ..record import Pin, Record, RecordKind, digest_of
 from .files import INDEX, is_file_name, is_temporary
 
+# In the order of the fields of `Record`.
 COLUMNS = "id, kind, tenant, start, end, prefix, digest, tokens, name, nbytes, checksum, used"
 
 _RECORD = (int, str, str, int, int, bytes, bytes, bytes, str, int, bytes, int)
 _PIN = (str, str, bytes, bytes)
 _LATEST = 1 << 62  # a recency counter counts on from what is read, and must not overflow
-
-
-def row_of(record: Record) -> tuple[object, ...]:
-    """What the table holds of a record, in the order of `COLUMNS`, without the id."""
-    return (
-        record.kind.value,
-        record.tenant,
-        record.start,
-        record.end,
-        record.prefix,
-        record.digest,
-        record.tokens,
-        record.name,
-        record.nbytes,
-        record.checksum,
-        record.used,
-    )
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
@@ -169,7 +153,7 @@ class DiskIndex:
 
     def add(self, fingerprint: str, record: Record) -> Record:
         """Insert a record, in a transaction of its own; return it with its id."""
-        values = (fingerprint, *row_of(record))
+        values = (fingerprint, record.kind.value, *astuple(record)[2:])
         places = ", ".join("?" * len(values))
         columns = COLUMNS.removeprefix("id, ")
         statement = f"INSERT INTO records (fingerprint, {columns}) VALUES ({places})"  # noqa: S608

@@ -53,10 +53,6 @@ class RareWarning:
 _GRACE = 2.0  # seconds that the threads get to notice that they shall give up
 
 
-def _nothing() -> None:
-    """Wake nobody."""
-
-
 class DiskTier:
     """An open folder. Its methods are the owner's, except `statistics`, which is anyone's.
 
@@ -84,7 +80,7 @@ class DiskTier:
         *,
         fingerprint: str,
         queue_bytes: int,
-        wake: Callable[[], None] = _nothing,
+        wake: Callable[[], None] = lambda: None,
         retry_after: float = 60.0,
     ) -> None:
         self.folder = folder.absolute()

@@ -372,7 +372,8 @@ class DiskWriter:
             job.payload._replace(metadata=metadata),
             self._queue.is_abandoned,
         )
-        record = _record_of(job, name, nbytes, checksum)
+        # The index gives the record its id.
+        record = Record(0, *job[1:8], name, nbytes, checksum, job.used)
         try:
             return self._index.add(self._fingerprint, record)
         except BaseException:
@@ -414,23 +415,6 @@ class DiskWriter:
         if self._queue.leave(state, reason):
             log.warning("the disk cache takes nothing more", state=state, reason=reason)
         self._wake()  # what waited was refused
-
-
-def _record_of(job: WriteJob, name: str, nbytes: int, checksum: bytes) -> Record:
-    return Record(
-        id=0,  # the index gives it one
-        kind=job.kind,
-        tenant=job.tenant,
-        start=job.start,
-        end=job.end,
-        prefix=job.prefix,
-        digest=job.digest,
-        tokens=job.tokens,
-        name=name,
-        nbytes=nbytes,
-        checksum=checksum,
-        used=job.used,
-    )
 
 
 def _meaning(error: OSError | sqlite3.Error) -> tuple[State, str]:

@@ -17,11 +17,11 @@ from ..disk.tier import DiskTier
 from ..disk.writer import WriteJob, Written
 from ..extents import Extent
 from ..ledger import Account, Kind, Size
-from ..node import Tokens, TrieNode, path_tokens, size_in_memory, size_of
+from ..node import Tokens, TrieNode, path_tokens, size_in_memory
 from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
 from ..record import Record, RecordKind, hasher, record_digest
-from ..spans import Loan, lend, size_of_storage
+from ..spans import Loan, lend, size_of, size_of_storage
 from ..state import Checkpoint, Span
 from ..trie import RadixTrie
 from ..tries import Namespace

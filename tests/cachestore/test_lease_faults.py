@@ -71,7 +71,7 @@ def test_lease_closes_whatever_is_raised(
     for tokens in _conversations():
         with suppress(PanicError):  # nothing was leased
             request(world, tokens)
-        assert world.cache.leases() == []
+        assert world.cache.leases() == {}
     assert not any(trie.totals.leases for trie in world.cache.tries)
     stored = sum(trie.checkpoints.size.nbytes for trie in world.cache.tries)
     assert world.cache.ledger.held(Kind.CHECKPOINT).nbytes == stored

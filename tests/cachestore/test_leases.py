@@ -319,7 +319,7 @@ def test_the_lease_of_a_root_is_known_to_the_checker(world: World) -> None:
     """A cold request holds no node, and yet its namespace."""
     sequence = world.begin([1, 2, 3])
     assert check.problems(world.cache) == []
-    assert world.cache.leases() == world.cache.leases(world.trie) == [sequence.lease]
+    assert world.cache.leases() == {sequence.lease: world.trie}
     assert world.cache.statistics().leases == 1
     sequence.fail()
 

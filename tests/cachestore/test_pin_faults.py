@@ -97,7 +97,7 @@ def test_pin_is_whole_or_not_there(
         assert not failed
         own.close()
     assert own not in world.cache.pool.pins
-    assert world.cache.leases() == []
+    assert world.cache.leases() == {}
     world.cache.evictor.clear()
     assert world.cache.tries.size.nbytes == 0
     assert check.problems(world.cache) == []

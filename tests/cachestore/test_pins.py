@@ -181,7 +181,7 @@ def test_nothing_is_pinned_where_nothing_is_in_memory() -> None:
     pins = pinned(world)
     with pytest.raises(PinError, match="nothing of 'name'"):
         pins.pin(TENANT, "name", as_tokens([1, 2, 3]))
-    assert world.cache.leases() == []
+    assert world.cache.leases() == {}
 
 
 def test_conversations_are_remembered_up_to_a_bound() -> None:

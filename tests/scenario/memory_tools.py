@@ -375,7 +375,7 @@ class ServerFixture:
         """Nobody is left: no leases, no slots, and the ledger has stored state only."""
         cache, ledger = self.assembly.cache, self.assembly.governor.ledger
         assert problems(cache) == []
-        assert cache.leases() == []
+        assert cache.leases() == {}
         assert self.engine._running == []
         assert self.queue.running == 0
         assert self.assembly.runner.placement.sequences == {}
