@@ -53,20 +53,17 @@ def prompt_offsets(
     interval: int,
     kept: int,
 ) -> dict[int, Reason]:
-    """Say where a prefill shall stop to save its state.
+    """Offsets in `(cached, length - 1]` where a prefill stops to save its state, ascending.
 
     Args:
         length: tokens of the prompt. The last one is always computed, for the logits that follow.
         cached: tokens that were restored.
         matched: tokens that were recognised. Beyond `cached`, their end is a junction: this
-            is the second visitor, and a third shall not pay as it did.
+            is the second visitor, and a third should not pay as it did.
         boundaries: offsets that a next turn, or another request, will keep.
         interval: distance of the grid.
-        kept: how many checkpoints the request may leave behind. Hints get what is left when the
-            other places that requests share, and a next turn's, have theirs.
-
-    Returns:
-        Offsets in `(cached, length - 1]` and their reasons, ascending.
+        kept: limit of checkpoints that the request may leave behind. Hints get what the other
+            shared places and the next turn's leave.
     """
     last = length - 1
     wanted = [(offset, Reason.GRID) for offset in range(interval, length, interval)]
@@ -86,9 +83,9 @@ def prompt_offsets(
 
 
 def _useful(hints: set[int], best: Mapping[int, Reason], cached: int, kept: int) -> list[int]:
-    """Those of the hints that spare the most tokens, as many as there is room for.
+    """Hints that save the most tokens, as many as there is room for.
 
-    One may take the place of a message boundary, but not of the deepest: that is the next turn's.
+    One may replace a message boundary, but not the deepest: that is the next turn's.
     """
     messages = {offset for offset, reason in best.items() if reason is Reason.MESSAGE}
     shared = {offset for offset, reason in best.items() if reason < Reason.HINT} - messages
@@ -101,11 +98,7 @@ def _useful(hints: set[int], best: Mapping[int, Reason], cached: int, kept: int)
 
 
 def decode_due(generated: int) -> bool:
-    """Whether the decode schedule asks for a checkpoint.
-
-    Args:
-        generated: tokens computed since the last prompt checkpoint (the frontier).
-    """
+    """True if a checkpoint is due this many generated tokens after the last prompt checkpoint."""
     if generated <= 0:
         return False
     if generated <= _DENSE:
@@ -118,17 +111,13 @@ FINAL_AFTER = 64
 
 
 def keep(captured: Sequence[Captured], limit: int) -> tuple[list[Captured], list[Captured]]:
-    """Divide a closed request's checkpoints into those that stay and those that are dropped.
+    """Divide captured checkpoints into at most `limit` that stay, and those that are dropped.
 
-    Args:
-        captured: in the order they were taken.
-        limit: how many may stay.
-
-    One of each reason stays, the best reasons first, then a second of each, and so on: many
-    message boundaries must not displace the one that other conversations share. Hints count as
-    one reason each: there are no more of them than `prompt_offsets` had room for. Of decode
-    checkpoints the first is preferred, because answers diverge early; of others the deepest.
-    Of two at one offset the one with the better reason stays.
+    One of each reason stays, the best reasons first, then a second of each, and so on: many message
+    boundaries must not displace the one that other conversations share. Hints count as one reason
+    each: `prompt_offsets` has limited them. The first decode checkpoint is preferred, because
+    answers diverge early, and the deepest of others. Of two at one offset the one with the better
+    reason stays.
     """
     best: dict[int, Captured] = {}
     for item in sorted(captured, key=lambda item: item.reason):

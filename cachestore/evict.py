@@ -295,10 +295,7 @@ class Evictor:
         return sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
 
     def evictable(self, enough: Size | None = None) -> Size:
-        """Size of all state that no lease holds and that is not being written.
-
-        Counting stops at `enough`.
-        """
+        """Size of state that is neither leased nor being written; counting stops at `enough`."""
         free = Size()
         for trie in chain.from_iterable(self._pool.tries):
             for size in _evictable(trie):

@@ -76,8 +76,7 @@ def cut(extents: Iterable[Extent], offset: int) -> tuple[list[Extent], list[Exte
 def join(before: list[Extent], after: list[Extent]) -> tuple[list[Extent], list[Record]]:
     """Join the extents of neighbours, the reverse of `cut`.
 
-    Returns:
-        The extents, and a record that was in both parts and is referred to once less now.
+    The second result is a record that was in both parts, to be dropped once.
     """
     if not (before and after and before[-1].record is after[0].record):
         return before + after, []

@@ -35,13 +35,12 @@ class TrieNode:
         start: offset of the first of them.
         span: their token-addressable state, if the stack has such layers.
         checkpoint: whole state at `end`, if one was taken there and is in memory.
-        extents: where the disk has the first of its tokens, without gaps.
-        persisted_checkpoint: where the disk has the whole state at `end`.
-        writers: who writes its state to disk, and up to which offset the disk has its tokens
-            when that is done. What is cut has them in both parts, what is joined those of both.
-        ref_count: how many hold it, open leases above all; on a root, all of its trie's.
-        last_used: recency of the span.
-        checkpoint_used: recency of the checkpoint; the two age separately.
+        extents: files of the first of its tokens, without gaps.
+        persisted_checkpoint: file of the whole state at `end`.
+        writers: writes under way, with the offset up to which each persists the tokens. Both
+            parts of a cut node have them; a joined node has those of both.
+        ref_count: leases on it above all; on a root, all of its trie's.
+        last_used: recency of the span; the checkpoint ages separately.
     """
 
     tokens: Tokens

@@ -90,9 +90,9 @@ class Pins:
         return PinDescription(name, len(tokens), lease.cached)
 
     def _keep(self, tenant: str, name: str, tokens: Tokens, lease: Lease) -> None:
-        """Have a lease be a pin, in place of an older one of that name. Takes ownership.
+        """Make a lease a pin, in place of an older one of that name. Takes ownership.
 
-        It is one wholly, or not at all: then the lease is closed and the older pin stays.
+        If that fails, the lease is closed and the older pin stays.
         """
         with ExitStack() as unless_kept:
             unless_kept.callback(lease.close)
@@ -159,7 +159,7 @@ class Pins:
     def restore(self, pager: Pager) -> None:
         """Take up pins of before a restart, one after another, once their state was read.
 
-        One that does not fit is not tried for ever; the index has it for the next start.
+        One that does not fit is not tried again before the next start.
         """
         if not self._pending:
             return

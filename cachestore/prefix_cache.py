@@ -84,34 +84,27 @@ class Lease:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The whole state to restore from, for stacks that need one.
+        """The whole state to restore from, if the stack needs one; a LeaseClosedError after close.
 
         It may stand beyond `cached` if it rewinds to it.
-
-        Raises:
-            LeaseClosedError: the lease was closed.
         """
         self._check()
         return self._checkpoint
 
     def spans(self) -> list[Span]:
-        """The spans of `[0, held)`, in order. A split of its path changes the list.
+        """The spans of `[0, held)`, in order; a LeaseClosedError after close.
 
-        Raises:
-            LeaseClosedError: the lease was closed.
+        A split of its path changes the list.
         """
         self._check()
         before = [] if self.base is None else self.base.spans()
         return before + [node.span for node in self._resume.path() if node.span is not None]
 
     def capture(self, checkpoint: Checkpoint, reason: Reason) -> None:
-        """Remember a checkpoint until close. Takes ownership.
+        """Keep a checkpoint until close. Takes ownership, also if it raises LeaseClosedError.
 
-        No more are held at a time than may be left behind: a long prompt or answer would
-        otherwise hold dozens that are dropped in the end.
-
-        Raises:
-            LeaseClosedError: the lease was closed; the checkpoint is closed too.
+        It holds no more at a time than it may leave behind: a long prompt or answer would otherwise
+        hold dozens that are dropped in the end.
         """
         if not self._open:
             checkpoint.close()

@@ -85,10 +85,7 @@ class Restoration:
         return Known(in_memory, point.offset, _idle(point))
 
     def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int]) -> Missing:
-        """State that a prompt could be restored from if read into memory.
-
-        `unreadable` has ids of files that cannot be read at present.
-        """
+        """State to read before a prompt can be restored; files in `unreadable` count as lost."""
         node, matched = trie.match(prompt)
         limit = self._limit(matched, len(prompt))
         path, holder = _readable(node.path(), unreadable), None

@@ -43,9 +43,9 @@ from .state import Checkpoint, Span
 class RadixTrie:
     """Trie of one namespace. One owner at a time; not thread-safe.
 
-    Attributes:
-        root: has no state, and is never removed.
-        splits: counts cuts of edges; readers of spans must then ask for them again.
+    Methods raise a ValueError for a node or offset that would break an invariant: a root, a
+    retained node, an offset outside the edge. `splits` counts cuts of edges; readers of spans must
+    then ask for them again.
 
     Args:
         ledger: where state is recorded.
@@ -70,9 +70,8 @@ class RadixTrie:
     def match(self, tokens: Tokens) -> Match:
         """Follow a prompt as far as it is known, also into the middle of an edge.
 
-        Costs one vectorised comparison an edge. Siblings differ in their first token, so
-        there is one candidate at most: the full edge and the longest partial one are the
-        same.
+        Costs one vectorised comparison an edge: siblings differ in their first token, so that there
+        is one candidate at most.
         """
         node, length = self.root, common_length(self.root.tokens, tokens)
         while node.end <= length < len(tokens):
@@ -84,11 +83,7 @@ class RadixTrie:
         return Match(node, length)
 
     def append(self, parent: TrieNode, tokens: Tokens, span: Span | None) -> TrieNode:
-        """Hang a new edge below `parent`. Takes ownership of `span`.
-
-        Raises:
-            ValueError: the edge is empty, or a sibling starts with the same token.
-        """
+        """Add an edge below `parent`. Takes ownership of `span`."""
         if not len(tokens) or int(tokens[0]) in parent.children:
             raise ValueError("an edge must differ from its siblings in its first token")
         node = TrieNode(tokens, parent.end, parent)
@@ -111,11 +106,8 @@ class RadixTrie:
     def split(self, node: TrieNode, offset: int) -> TrieNode:
         """Cut an edge at an absolute offset inside it; return the new upper node.
 
-        The lower one stays the same object and keeps the checkpoint, so that leases that
-        end in it stay valid; those leases lie on the upper one too.
-
-        Raises:
-            ValueError: the offset is not inside the edge.
+        The lower one stays the same object and keeps the checkpoint, so that leases that end in it
+        stay valid; those leases lie on the upper one too.
         """
         self.splits += 1
         at = offset - node.start
@@ -134,14 +126,10 @@ class RadixTrie:
         return upper
 
     def merge(self, node: TrieNode) -> TrieNode:
-        """Join a node with its only child; return the joined node, which is the child.
+        """Join a node, without a checkpoint, with its only child; return that child.
 
-        Copies their spans, unless one follows the other where they lie.
-
-        Raises:
-            ValueError: it is the root or has several children, or one of the two is retained,
-                or it has a checkpoint, whose place would be lost, or one of the two is in
-                memory and the other is not.
+        Copies their spans, unless one follows the other in a storage. Neither is retained; both are
+        in memory, or neither.
         """
         parent, (child,) = _parent(node), node.children.values()
         if (
@@ -162,11 +150,7 @@ class RadixTrie:
         return child
 
     def join(self, nodes: Sequence[TrieNode]) -> None:
-        """Have the state of a path's consecutive nodes lie in one piece. A copy of it.
-
-        Raises:
-            ValueError: one of them is retained, or has no state of its tokens in memory.
-        """
+        """Move the state of a path's consecutive nodes into one storage. Copies it."""
         spans = [node.span for node in nodes if node.span is not None and not node.ref_count]
         if len(spans) < len(nodes):
             raise ValueError("what is retained, or not there, is not moved")
@@ -175,11 +159,7 @@ class RadixTrie:
     def shorten(self, leaf: TrieNode, end: int) -> None:
         """Forget a leaf's tokens from the absolute offset `end` on, and their state.
 
-        With `end` at its start the leaf itself goes. Call `spans.trim` when all that shall go
-        has gone.
-
-        Raises:
-            ValueError: it is the root, is retained or is not a leaf, or `end` is not on its edge.
+        With `end` at its start the leaf itself goes. Call `spans.trim` after the last change.
         """
         parent = _parent(leaf)
         if leaf.children or leaf.ref_count or not leaf.start <= end < leaf.end:
@@ -200,11 +180,7 @@ class RadixTrie:
         del parent.children[int(leaf.tokens[0])]
 
     def page_out(self, node: TrieNode) -> None:
-        """Leave the state of a node's tokens to the disk. Call `spans.trim` afterwards.
-
-        Raises:
-            ValueError: it is retained, or has no state in memory, or not all of it is on disk.
-        """
+        """Drop a node's state of tokens, all on disk, from memory. Call `spans.trim` afterwards."""
         if node.ref_count or node.span is None or node.persisted_end < node.end:
             raise ValueError("what is retained, or not on disk, or not there, is not paged out")
         self._close_span(node)
@@ -212,11 +188,7 @@ class RadixTrie:
             self.persistence.mark_clean(node)
 
     def forget(self, node: TrieNode) -> None:
-        """Forget a node and all that goes on from it.
-
-        Raises:
-            ValueError: it is the root, or somebody holds it.
-        """
+        """Forget a node and all that goes on from it; none is retained."""
         parent = _parent(node)
         if node.ref_count:
             raise ValueError("what somebody holds is not forgotten")

@@ -198,12 +198,9 @@ def _bytes(part: Part) -> memoryview:
 
 
 def claim(folder: Path) -> int:
-    """Make the folder, private, and lock it.
+    """Make the folder, private, and lock it; return the descriptor that holds the lock.
 
     The lock ends with the descriptor, so also with the process, however that ends.
-
-    Returns:
-        The descriptor that holds the lock; whoever closes it gives the folder up.
 
     Raises:
         FolderInUseError: another tier holds it.
@@ -255,9 +252,7 @@ def is_temporary(name: str) -> bool:
 
 
 def own_files(folder: Path) -> Iterator[tuple[str, int | None]]:
-    """List name and size in bytes of our files; links and folders are never ours.
-
-    The size is None where it cannot be told at present.
+    """List name and size in bytes of our files, None if unknown; links and folders are never ours.
 
     Raises:
         OSError: the folder cannot be read, or not to its end.
@@ -283,10 +278,7 @@ Identity = tuple[tuple[int, int], ...]
 
 
 def identity(folder: Path) -> Identity | None:
-    """Tell the folder's lock and index, and so the folder, from others of the same names.
-
-    Returns:
-        Device and number of both; None when one is missing.
+    """Device and number of the folder's lock and index, which identify it; None if one is missing.
 
     Raises:
         OSError: that cannot be told at present.
@@ -301,14 +293,11 @@ def identity(folder: Path) -> Identity | None:
 def verify_file(
     path: Path, nbytes: int, checksum: bytes, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, str]:
-    """Read a file and compare it with what was written.
-
-    Returns:
-        Its metadata.
+    """Read a file, compare it with what was written, and return its metadata.
 
     Raises:
         DamagedFileError: it is missing, no plain file, or differs in size or checksum.
-        UnreadableFileError: whether it is one of these cannot be told at present.
+        UnreadableFileError: it cannot be read at present.
         DiskTierError: `stopped`, asked between blocks, said so.
     """
     try:

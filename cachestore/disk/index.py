@@ -29,11 +29,7 @@ _LATEST = 1 << 62  # a recency counter counts on from what is read, and must not
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
-    """Read a row of `COLUMNS`.
-
-    Raises:
-        ValueError: it is none that `add` wrote; above all, no path that leads elsewhere.
-    """
+    """Read a row of `COLUMNS`; a ValueError if `add` did not write it, above all a foreign path."""
     _check_types(row, _RECORD)
     row_id, kind, *rest = row
     record = Record(row_id, RecordKind(kind), *rest)
@@ -45,11 +41,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
 
 
 def pin_of(row: tuple[Any, ...]) -> tuple[Pin, bytes]:
-    """Read a row of a pin: its name, tenant, tokens and digest.
-
-    Raises:
-        ValueError: its values are of other types than were written.
-    """
+    """Read a row of a pin: its name, tenant, tokens and digest; a ValueError for other types."""
     _check_types(row, _PIN)
     *fields, digest = row
     return Pin(*fields), digest
@@ -101,6 +93,8 @@ class OutdatedIndexError(UnusableIndexError):
 
 class DiskIndex:
     """An open index. Belongs to one thread at a time.
+
+    Methods that read raise UnusableIndexError if it is damaged.
 
     Raises:
         UnusableIndexError: it is damaged or of an older format.
@@ -174,11 +168,7 @@ class DiskIndex:
             self._database.executemany("UPDATE records SET used = ? WHERE id = ?", values)
 
     def records(self, fingerprint: str, *, others: bool = False) -> list[Record]:
-        """List the records of a model, or of all others, ascending by start.
-
-        Raises:
-            UnusableIndexError: the index is damaged.
-        """
+        """List the records of a model, or of all others, ascending by start."""
         comparison = "!=" if others else "="
         query = (
             f"SELECT {COLUMNS} FROM records WHERE fingerprint {comparison} ? "  # noqa: S608
@@ -188,11 +178,7 @@ class DiskIndex:
             return [record_of(row) for row in self._database.execute(query, (fingerprint,))]
 
     def fingerprint(self) -> str | None:
-        """Say whose state it describes: the model's with most bytes; None if it has no rows.
-
-        Raises:
-            UnusableIndexError: the index is damaged.
-        """
+        """The model with most bytes in it; None if it has no rows."""
         query = (
             "SELECT fingerprint FROM (SELECT fingerprint, nbytes FROM records UNION ALL "
             "SELECT fingerprint, 0 FROM pins) GROUP BY fingerprint ORDER BY sum(nbytes) DESC"
@@ -221,10 +207,7 @@ class DiskIndex:
     def pins(self, fingerprint: str) -> list[Pin]:
         """List a model's pins. Those of other models stay: a user asked for them.
 
-        One whose tokens or whose owner are not those that were pinned is removed.
-
-        Raises:
-            UnusableIndexError: the index is damaged.
+        A pin with other tokens or another owner than were pinned is removed.
         """
         query = (
             "SELECT name, tenant, tokens, digest FROM pins WHERE fingerprint = ? "
@@ -262,10 +245,10 @@ class DiskIndex:
                 self._database.execute(statement)
 
     def _fault(self) -> str:
-        """What is damaged in SQLite's own structure, or in our tables; empty if nothing.
+        """Damage of SQLite's own structure, or of our tables; empty if there is none.
 
-        Not by `quick_check`: it does not compare the rows with the index of their names, and
-        a row that is not in that can never be removed.
+        `quick_check` does not compare the rows with the index of their names; a row that is missing
+        there can never be removed.
         """
         with closing(self._database.execute("PRAGMA integrity_check(1)")) as cursor:
             verdict = str(cursor.fetchone()[0])

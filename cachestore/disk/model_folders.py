@@ -153,10 +153,9 @@ class ModelFolders:
                 self._resting[folder] = described
 
     def make_room(self, nbytes: int) -> bool:
-        """Have files of resting models deleted, those of the model first that rests longest.
+        """Delete files of models that are not loaded, in the background, the oldest model's first.
 
-        Returns:
-            True while that is under way; False where no model rests that could lose any.
+        True while that is under way; False where no such model could lose any.
         """
         with self._condition:
             if self._closed:
@@ -227,10 +226,10 @@ _OTHERS = "models"
 
 
 def move_old_layout(root: Path) -> None:
-    """Give state that an older umbel left a folder of its model. The root is locked.
+    """Move state of an older release into a folder of its model. The root is locked.
 
-    State that cannot be moved stays where it is, and one whose index is of no use is removed;
-    the log says so, and how many bytes that are.
+    State that cannot be moved stays where it is; state with an unusable index is removed. The log
+    says so, with its bytes.
     """
     if (root / INDEX).exists():
         _move(root, root, _UNNAMED)

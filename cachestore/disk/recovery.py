@@ -43,10 +43,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Opened:
-    """A folder ready for use. `lock_fd` holds its lock; whoever has this closes both.
-
-    `identity` is that of the folder; see there.
-    """
+    """A folder ready for use. Its owner closes the index and `lock_fd`, which holds the lock."""
 
     folder: Path
     identity: Identity | None
@@ -140,9 +137,9 @@ def _read_index(folder: Path, fingerprint: str) -> _Contents:
 def _collect(
     contents: _Contents, folder: Path, *, outdated: bool
 ) -> tuple[list[Record], Collected]:
-    """Remove what is of no use; return what is left, ascending by start, and the count.
+    """Remove useless files and rows; return the records left, ascending by start, and the count.
 
-    A file whose size cannot be told may be whole, and stays.
+    A file of unknown size may be whole, and stays.
     """
     files = dict(own_files(folder))
     kept, dropped = [], list(contents.others)

@@ -100,12 +100,9 @@ class DiskTier:
             thread.start()
 
     def write(self, job: WriteJob) -> bool:
-        """Queue a write.
+        """Queue a write; False if too much waits, or nothing is written at present.
 
-        Returns:
-            False when it is not taken: too much waits, or nothing is written at present.
-            True promises one `Written` for it. The payload is let go of on the writer's
-            thread.
+        True promises one `Written` for it. The payload is released on the writer's thread.
         """
         return self._queue.write(job)
 
@@ -114,11 +111,9 @@ class DiskTier:
         return self._queue.completed()
 
     def verify(self, records: Sequence[Record]) -> Future[Verified]:
-        """Read files, and compare them with what was written.
+        """Read files, and compare them with what was written; the result has those that differ.
 
-        Returns:
-            Will have those of the records whose files are not. Ends with a DiskTierError if
-            the tier is closed first.
+        A DiskTierError if the tier is closed first.
         """
         return self._verifier.verify(records)
 

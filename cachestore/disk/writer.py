@@ -87,10 +87,7 @@ class DiskStatistics:
 class WriteQueue:
     """Jobs in order, for one thread that does them. All methods are for any thread.
 
-    Args:
-        limit: bytes of write jobs that may wait; a larger job is taken when none does.
-        retry_after: seconds from a suspension until jobs are taken again.
-        found: the records that are there.
+    `limit` is in bytes of waiting write jobs; a larger job is taken when none waits.
     """
 
     def __init__(self, limit: int, retry_after: float, found: Iterable[Record]) -> None:
@@ -128,11 +125,7 @@ class WriteQueue:
                 self._append(job)
 
     def touch(self, ids: Iterable[int], used: int) -> None:
-        """Add recency counters.
-
-        Not in order with the jobs: what is touched was added before, and an id is never
-        given again. So few wait, however slow the disk.
-        """
+        """Set recency counters, in no order with the jobs: an id is never reused. So few wait."""
         with self._changed:
             if self._open() and (fresh := dict.fromkeys(ids, used)):
                 self._added += not self._touched
@@ -193,7 +186,7 @@ class WriteQueue:
     def answer(self, job: WriteJob, record: Record | None) -> None:
         """Note the result of a write. One that was kept ends a suspension.
 
-        Its payload is let go of first: who hears of the result counts on its memory.
+        Its payload is released first: the owner counts on its memory.
         """
         nbytes = job.nbytes
         job.payload.release()
@@ -224,11 +217,7 @@ class WriteQueue:
             self._failures += 1
 
     def leave(self, state: State, reason: str) -> bool:
-        """Become suspended, or off; refuse the writes that wait.
-
-        Returns:
-            True if the state or the reason is another than before.
-        """
+        """Become suspended, or off, and refuse waiting writes; True if state or reason changed."""
         with self._changed:
             if self._state == "off":
                 return False
@@ -302,10 +291,9 @@ class DiskWriter:
         self._queue.call(lambda: self._transact(forget))
 
     def folder_is_there(self) -> bool:
-        """Look whether folder, lock and index are still those that were opened.
+        """True if folder, lock and index are still those that were opened; else the tier is off.
 
-        If not, the tier is off: the rows describe files that are elsewhere, and another tier
-        may have the folder.
+        Its rows would describe files that are elsewhere, and another tier may have the folder.
         """
         try:
             if identity(self._folder) == self._identity is not None:
