@@ -25,32 +25,8 @@ log = structlog.get_logger()
 _clock = time.monotonic
 
 
-class RareWarning:
-    """Logs the first of many events, and one line for those since, every `every` seconds at most.
-
-    Safe to use from any thread.
-    """
-
-    def __init__(self, event: str, every: float = 60.0) -> None:
-        self._event = event
-        self._every = every
-        self._guard = threading.Lock()
-        self._count = 0
-        self._silent_until = 0.0
-
-    def __call__(self, reason: str) -> None:
-        """It has happened, for a reason."""
-        with self._guard:
-            self._count += 1
-            now = _clock()
-            if now < self._silent_until:
-                return
-            count, self._count = self._count, 0
-            self._silent_until = now + self._every
-        log.warning(self._event, reason=reason, count=count)
-
-
 _GRACE = 2.0  # seconds that the threads get to notice that they shall give up
+_WARN_EVERY = 60.0  # seconds between warnings of what may happen thousands of times
 
 
 class DiskTier:
@@ -91,7 +67,9 @@ class DiskTier:
         self._pins = opened.pins
         self._queue = WriteQueue(queue_bytes, retry_after, opened.records)
         self._writer = DiskWriter(opened, self._queue, fingerprint, wake)
-        self._warn = RareWarning("state on disk cannot be read at present")
+        self._guard = threading.Lock()  # guards the two that follow
+        self._unread = 0
+        self._silent_until = 0.0
         self._verifier = DiskVerifier(
             self.folder, wake, self._writer.folder_is_there, self.cannot_read
         )
@@ -120,7 +98,14 @@ class DiskTier:
     def cannot_read(self, reason: str) -> None:
         """Note that a file cannot be read at present. Safe to call from any thread."""
         self._queue.fail()
-        self._warn(reason)
+        with self._guard:
+            self._unread += 1
+            now = _clock()
+            if now < self._silent_until:
+                return
+            count, self._unread = self._unread, 0
+            self._silent_until = now + _WARN_EVERY
+        log.warning("state on disk cannot be read at present", reason=reason, count=count)
 
     def path(self, record: Record) -> Path:
         """Where a record's file is."""
