@@ -33,7 +33,8 @@ class Step:
         private: for rows that lease spans nobody else here does, these spans.
         of_private: where in what comes of `private` each row finds its own; one after the last for
             a row that has none. None where that is the order of the rows.
-        splits: what stands in the place of these two where a kernel reads what rows alone lease.
+        splits: calls of a kernel that reads private spans, in the place of these two; empty if
+            no kernel does.
         plan: counts how often these changed.
     """
 
@@ -42,7 +43,7 @@ class Step:
     shared: list[Shared] = field(default_factory=list)
     private: dict[int, list[SpanRun]] = field(default_factory=dict)
     of_private: mx.array | None = None
-    splits: Splits | None = None
+    splits: list[Splits] = field(default_factory=list)
     plan: int = 0
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.spans import SpanRun
-from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel
+from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel, splits
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
@@ -43,7 +43,7 @@ class BatchedTokenLayer(AttendingLayer):
         rotated: RotatedQueries | None,
     ) -> mx.array:
         products, step = self._products(rotated, scale), self._step
-        if step.splits is not None and products is not PLAIN:
+        if step.splits and products is not PLAIN:
             raise NotBatchableError("the model's latents look like keys and values")
         grouped = self._grouped(queries)
         whole: Queries = (grouped * scale,)
@@ -55,9 +55,9 @@ class BatchedTokenLayer(AttendingLayer):
         elif products is PLAIN and self._in_kernel and decode_kernel.reads(grouped, *self._held):
             return self._attend_in_kernel(grouped, scale, sinks)
         parts = self._parts(whole, step.shared, products, own=self._held)
-        splits = self._attend_splits(grouped, scale)
-        if splits is not None:
-            parts.append(split_kernel.merged(splits, grouped.shape[1], queries.dtype))
+        private = splits.attend(step.splits, self._index, grouped, scale)
+        if private is not None:
+            parts.append(split_kernel.merged(private, grouped.shape[1], queries.dtype))
         output = merge(parts, sinks, step.device)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
@@ -65,20 +65,14 @@ class BatchedTokenLayer(AttendingLayer):
         """Put heads side by side that read the same keys: `[rows, kv_heads, group, size]`."""
         return queries.reshape(len(queries), self._held[0].shape[1], -1, queries.shape[3])
 
-    def _attend_splits(self, asked: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
-        """Have a kernel read what rows alone lease, if it does."""
-        splits = self._step.splits
-        if splits is None:
-            return None
-        segments = splits.segments(self._index)
-        return split_kernel.attend(asked, segments, splits.table, scale)
-
     def _attend_in_kernel(self, asked: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
         """Have one kernel read what is the rows' own, and merge it with what they share."""
-        splits = self._attend_splits(asked, scale)
+        private = splits.attend(self._step.splits, self._index, asked, scale)
         # Who computes the softmax there scales, too: that is an operation less.
         shared = self._parts((asked,), self._step.shared, PLAIN, scale=scale)
-        return decode_kernel.attend(asked, self._ring(), scale, sinks, others=shared, splits=splits)
+        return decode_kernel.attend(
+            asked, self._ring(), scale, sinks, others=shared, splits=private
+        )
 
     def _attend_to_latents(self, queries: Queries, scale: float, products: Products) -> mx.array:
         """Do the same where what rows have are latents."""

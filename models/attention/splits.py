@@ -41,10 +41,10 @@ class Source(Protocol):
 
 
 class Splits(NamedTuple):
-    """What all rows read.
+    """Private tokens of all rows, as one call of `split_kernel` reads them.
 
     Attributes:
-        sources: where; MAX_SOURCES of `split_kernel`, some perhaps more than once.
+        sources: `MAX_SOURCES` of `split_kernel`, filled up with the first one.
         table: as in `split_kernel.attend`.
     """
 
@@ -56,37 +56,69 @@ class Splits(NamedTuple):
         return [source.start_of(index) for source in self.sources]
 
 
-def splits_of(private: Mapping[int, Sequence[Source]], rows: int, layers: int) -> Splits | None:
-    """Share what rows read among blocks.
+def splits_of(private: Mapping[int, Sequence[Source]], rows: int, layers: int) -> list[Splits]:
+    """Divide the private tokens of all rows among blocks of as many calls as there must be.
 
     Args:
-        private: what each row reads, by its slot.
+        private: sources of each row, by its slot.
         rows: of the batch.
-        layers: how many layers the sources hold.
+        layers: number of layers in a source.
 
     Returns:
-        None where there is nothing to read, or the kernel does not read it.
+        One entry for each call of the kernel, which reads at most `MAX_SOURCES`; none if rows have
+        no private tokens, or the kernel cannot read them.
     """
-    sources = [source for read in private.values() for source in read]
-    if not 0 < len(sources) <= split_kernel.MAX_SOURCES:
-        return None
-    if not all(split_kernel.reads(sources[0].start_of(index)) for index in range(layers)):
-        return None
-    kv_heads = sources[0].start_of(0)[0].shape[1]
-    lengths = {slot: [source.length for source in read] for slot, read in private.items()}
-    each = _tokens_of_a_block([sum(read) for read in lengths.values()], kv_heads)
+    sources = [(slot, source) for slot, read in private.items() for source in read]
+    if not sources:
+        return []
+    if not all(split_kernel.reads(sources[0][1].start_of(index)) for index in range(layers)):
+        return []
+    kv_heads = sources[0][1].start_of(0)[0].shape[1]
+    each = _tokens_of_a_block(
+        [sum(source.length for source in read) for read in private.values()], kv_heads
+    )
+    most = split_kernel.MAX_SOURCES
+    return [
+        _splits(sources[start : start + most], rows, each) for start in range(0, len(sources), most)
+    ]
+
+
+def attend(
+    calls: Sequence[Splits], index: int, queries: mx.array, scale: float
+) -> tuple[mx.array, mx.array] | None:
+    """Attend to the private tokens of all rows in one layer.
+
+    Args:
+        calls: from `splits_of`.
+        index: number of the layer.
+        queries: as in `split_kernel.attend`.
+        scale: of the scores.
+
+    Returns:
+        Outputs and logs of sums of all blocks, as `split_kernel.attend` returns them; None if
+        there are no calls.
+    """
+    found = [
+        split_kernel.attend(queries, call.segments(index), call.table, scale) for call in calls
+    ]
+    if len(found) <= 1:
+        return found[0] if found else None
+    outputs, sums = ([results[n] for results in found] for n in range(2))
+    return mx.concatenate(outputs, axis=1), mx.concatenate(sums, axis=1)
+
+
+def _splits(sources: Sequence[tuple[int, Source]], rows: int, each: int) -> Splits:
+    """Divide the tokens of one call's sources among blocks of `each` tokens."""
     blocks: list[list[tuple[int, int, int]]] = [[] for _ in range(rows)]
-    number = 0
-    for slot, read in lengths.items():
-        for source, tokens in enumerate(read, number):
-            for begin in range(0, tokens, each):
-                blocks[slot].append((source, begin, min(each, tokens - begin)))
-        number += len(read)
+    for number, (slot, source) in enumerate(sources):
+        for begin in range(0, source.length, each):
+            blocks[slot].append((number, begin, min(each, source.length - begin)))
     table = np.zeros((rows, bucket(max(map(len, blocks))), 3), np.int32)
     for entries, row in zip(table, blocks, strict=True):
         entries[: len(row)] = np.array(row, np.int32).reshape(-1, 3)
-    more = [sources[0]] * (split_kernel.MAX_SOURCES - len(sources))
-    return Splits([*sources, *more], mx.array(table))
+    read = [source for _, source in sources]
+    more = [read[0]] * (split_kernel.MAX_SOURCES - len(read))
+    return Splits([*read, *more], mx.array(table))
 
 
 def _tokens_of_a_block(tokens: Sequence[int], kv_heads: int) -> int:

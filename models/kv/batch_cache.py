@@ -227,7 +227,7 @@ class BatchCache:
         step.plan += 1
         if step.device.attention_kernels and not self._gathers:
             step.splits = splits_of(private, self.rows, self._num_token_layers)
-        if step.splits is None:
+        if not step.splits:
             step.private = private
             step.of_private = order_of(list(private), self.rows)
 
@@ -245,7 +245,7 @@ class BatchCache:
     def forget_prefixes(self) -> None:
         """Drop all references to spans: they may be freed before the next `read`."""
         step = self._step
-        step.shared, step.private, step.of_private, step.splits = [], {}, None, None
+        step.shared, step.private, step.of_private, step.splits = [], {}, None, []
 
     def step(
         self,

@@ -25,9 +25,10 @@ LENGTH = 60
 
 
 def budget_of_one(stack: Stack) -> int:
-    """Return what one conversation takes."""
+    """Bytes of one conversation of two messages."""
     world = World(stack)
-    world.serve(range(LENGTH), range(100, 130), (LENGTH // 2, Reason.MESSAGE))
+    ends = [(LENGTH // 2, Reason.MESSAGE), (LENGTH - 1, Reason.MESSAGE)]
+    world.serve(range(LENGTH), range(100, 130), *ends)
     return world.cache.tries.size.nbytes
 
 

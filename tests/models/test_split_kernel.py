@@ -60,17 +60,18 @@ def held(kv_heads: int, tokens: int, size: int) -> Held:
 def test_rows_of_many_lengths(
     heads: int, kv_heads: int, size: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several runs, of one, and of none; read by one block and by many."""
+    """Rows of several runs, of one and of none, read by one block and by many, in two calls."""
     monkeypatch.setattr(splits, "_LEAST", least)
     mx.random.seed(heads)
-    lengths = {0: (40, 130), 3: (33,), 2: (1,)}
+    lengths = {0: (40, 130, *range(2, 12)), 3: (33, *range(9, 1, -1)), 2: (1,)}
     private = {row: [held(kv_heads, n, size) for n in each] for row, each in lengths.items()}
     found = splits_of(private, 4, 2)
-    assert found is not None
+    assert len(found) == 2
     queries = mx.random.normal((4, 1, heads + 1, size))[:, :, 1:].swapaxes(1, 2)
     asked = queries.reshape(4, kv_heads, -1, size)
-    outputs = split_kernel.attend(asked, found.segments(1), found.table, size**-0.5)
-    assert outputs[1].shape[1] >= (1 if least > 40 else 9)
+    outputs = splits.attend(found, 1, asked, size**-0.5)
+    assert outputs is not None
+    assert outputs[1].shape[1] >= (9 if least > 40 else 18)
     part = split_kernel.merged(outputs, kv_heads, mx.float32)
     for slot in range(4):
         check(queries[slot], private.get(slot, []), part, slot)
@@ -93,14 +94,14 @@ def check(queries: mx.array, read: Sequence[Held], part: Part, slot: int) -> Non
 
 
 def test_what_it_does_not_read() -> None:
-    """Nothing, more than it has arguments for, sizes that are no whole packs, other types."""
+    """Nothing, sizes that are no whole packs, other types."""
     few = held(2, 9, 16)
-    assert splits_of({}, 2, 1) is None
-    assert splits_of({0: [few] * (split_kernel.MAX_SOURCES + 1)}, 2, 1) is None
-    assert splits_of({0: [held(2, 9, 12)]}, 2, 1) is None
-    assert splits_of({0: [Held(few.keys, few.values[..., :8])]}, 2, 1) is None
+    assert splits_of({}, 2, 1) == []
+    assert splits.attend([], 0, few.keys, 1.0) is None
+    assert splits_of({0: [held(2, 9, 12)]}, 2, 1) == []
+    assert splits_of({0: [Held(few.keys, few.values[..., :8])]}, 2, 1) == []
     whole = Held(few.keys.astype(mx.int32), few.values.astype(mx.int32))
-    assert splits_of({0: [whole]}, 2, 1) is None
+    assert splits_of({0: [whole]}, 2, 1) == []
     assert not split_kernel.reads((few.keys, few.values, few.keys))
 
 
@@ -108,8 +109,7 @@ def test_histories_of_other_lengths_have_one_form() -> None:
     """Arguments of the same shapes, whoever comes."""
 
     def form(*lengths: int) -> list[tuple[int, ...]]:
-        found = splits_of({slot: [held(2, n, 16)] for slot, n in enumerate(lengths)}, 3, 1)
-        assert found is not None
+        (found,) = splits_of({slot: [held(2, n, 16)] for slot, n in enumerate(lengths)}, 3, 1)
         arrays = [array for segment in found.segments(0) for array in segment]
         return [tuple(array.shape) for array in [found.table, *arrays]]
 
