@@ -79,17 +79,20 @@ def test_in_a_pull(hub: FakeHub, short_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_while_it_warms_up(short_path: Path) -> None:
-    """What is computed ends, nothing comes after that step, and the end says what it waits for."""
+def test_while_it_measures_the_model(short_path: Path) -> None:
+    """The call of the model under way ends, no further one begins, and the last line says so.
+
+    A warm-up ends in the same way; see `test_warmup.py`.
+    """
     model = tiny_model_dir(short_path / "tiny", num_hidden_layers=6)  # long enough to be seen
-    with serve(short_path, model, UMBEL_WARMUP="full", UMBEL_MAX_BATCH="128") as shown:
-        shown.wait_for("warming up")
+    with serve(short_path, model) as shown:
+        shown.wait_for("measuring the model")
         shown.type(CTRL_C)
         assert shown.wait() == 0
         assert b"waiting for the load to end" in shown.output
         assert ended_in_order(shown, short_path)
         assert "disk tier" not in shown.text()
-        assert b"warmed up" not in shown.output, "it ended before its next step"
+        assert b"recovering state" not in shown.output, "it ended before its next phase"
 
 
 @pytest.mark.slow
