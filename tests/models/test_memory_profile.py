@@ -351,15 +351,8 @@ def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch
     loaded = zoo_model("llama")
     tried: list[tuple[int, int]] = []
 
-    def peak(
-        peaks: object,
-        tokens: int,
-        context: int,
-        rows: int = 1,
-        *,
-        alone: bool = False,
-    ) -> int:
-        del peaks, rows, alone
+    def peak(peaks: object, tokens: int, context: int) -> int:
+        del peaks
         tried.append((tokens, context))
         ahead = 1500 * tokens if tokens < 128 else 2600 * tokens - 140_000
         return 500_000 + ahead + 130 * (context + tokens)
@@ -380,8 +373,8 @@ def test_a_slow_probe_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     loaded, runs, now = zoo_model("llama"), list[int](), itertools.count(step=3.0)
 
-    def peak(peaks: Peaks, tokens: int, context: int, rows: int, *, alone: bool) -> int:
-        del peaks, rows, alone
+    def peak(peaks: Peaks, tokens: int, context: int) -> int:
+        del peaks
         runs.append(tokens)
         return 500_000 + 3000 * tokens + 200 * (tokens + context) + 20_000 * (len(runs) % 5)
 
@@ -402,8 +395,8 @@ def test_a_short_probe_is_run_several_times(
     """However long a run seems to take of the processor: its peak may be low by chance."""
     loaded, runs, now = zoo_model("llama"), itertools.count(), itertools.count()
 
-    def peak(peaks: object, tokens: int, context: int, rows: int, *, alone: bool) -> int:
-        del peaks, tokens, context, rows, alone
+    def peak(peaks: object, tokens: int, context: int) -> int:
+        del peaks, tokens, context
         return 1_000_000 - 50_000 * next(runs)  # none is as high as another
 
     monkeypatch.setattr(Peaks, "once", peak)
@@ -420,8 +413,8 @@ def test_a_probe_that_computed_at_once_is_run_again(
     """A chunk takes more the further its launch is ahead; the highest peak seen is fitted."""
     loaded, times = zoo_model("llama"), itertools.count(1)
 
-    def peak(peaks: Peaks, tokens: int, context: int, rows: int, *, alone: bool) -> int:
-        del peaks, rows, alone
+    def peak(peaks: Peaks, tokens: int, context: int) -> int:
+        del peaks
         full = 500_000 + 3000 * tokens + 200 * (tokens + context)
         number = next(times)
         part = 20 if number % often == 0 else 10 + number % 7
