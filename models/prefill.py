@@ -20,9 +20,7 @@ def prefill(model: Any, tokens: Sequence[int], cache: SequenceCache) -> None:
         tokens: at least one.
         cache: the sequence's state.
     """
-    model(mx.array([tokens]), cache=cache.layers)
-    cache.advanced(len(tokens))
-    cache.detach()
+    _advance(model, tokens, cache)
     mx.eval(cache.arrays())
 
 
@@ -41,9 +39,14 @@ def complete(
         `[1, V]` logits of the token that follows.
     """
     with outputs.only([len(tokens) - 1]):
-        logits: mx.array = model(mx.array([tokens]), cache=cache.layers)
+        logits = _advance(model, tokens, cache)[:, -1]
+    mx.eval(logits, cache.arrays())
+    return logits
+
+
+def _advance(model: Any, tokens: Sequence[int], cache: SequenceCache) -> mx.array:
+    """Call the model on tokens and count them; its logits, not yet evaluated."""
+    logits: mx.array = model(mx.array([tokens]), cache=cache.layers)
     cache.advanced(len(tokens))
     cache.detach()
-    logits = logits[:, -1]
-    mx.eval(logits, cache.arrays())
     return logits

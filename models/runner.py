@@ -110,7 +110,7 @@ class ModelRunner:
         self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
-            lambda tokens, cache: self._prefill(model, tokens, cache),
+            lambda tokens, cache: prefill(model, tokens, cache),
             loaded.device,
             loaded.text.vocab_size,
             contiguous=exact,
@@ -223,7 +223,7 @@ class ModelRunner:
         The logits are never asked for, so the output layer does not run.
         """
         offset = cache.offset
-        _, peak = peak_of(lambda: self._prefill(self._model, tokens, cache))
+        _, peak = peak_of(lambda: prefill(self._model, tokens, cache))
         self.profile.observe(len(tokens), offset, peak)
 
     def complete(self, tokens: Sequence[int], cache: SequenceCache) -> ForwardOutput:
@@ -244,9 +244,6 @@ class ModelRunner:
     def max_completing(self) -> int:
         """Tokens of a chunk that completes its prompt, at most."""
         return 1 << 62 if self._outputs.known else _FEW_LOGITS
-
-    def _prefill(self, model: Any, tokens: Sequence[int], cache: SequenceCache) -> None:
-        prefill(model, tokens, cache)
 
     def run(
         self,

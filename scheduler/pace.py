@@ -28,10 +28,12 @@ class PrefillPace:
         self._bound = _SHARE * max_stall
         self._limit = limit
         self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS)
+        self._fitted = (0.0, 0.0)  # kept: every step asks, few steps observe
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn how long a call of so many tokens took."""
         self._calls.append((tokens, seconds))
+        self._fitted = self._fit()
 
     def prefill_tokens(self, beside: int) -> int:
         """Choose the length of the next chunk.
@@ -47,7 +49,7 @@ class PrefillPace:
             return self._limit
         if not self._calls:
             return min(_UNTRIED, self._limit)
-        constant, each = self._fit()
+        constant, each = self._fitted
         most = min(self._limit, _FURTHER * max(tokens for tokens, _ in self._calls))
         if constant + each * most > self._bound:
             most = int((self._bound - constant) / each) if each > 0 else LEAST_TOKENS

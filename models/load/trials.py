@@ -20,7 +20,6 @@ from ..kv.token_layer import in_parts
 _MANY = 18  # with one token more: no multiple of what CUDA's products are fast for
 _PREFIX = (*(1, 2, 3, 4) * _MANY, 5)
 _OTHER = (*(4, 3, 1, 1) * _MANY, 2)
-_NEXT = 5  # a token
 _CUTS = (1 << 20, 25)  # tokens of a chunk: a prompt at once, and in a few pieces
 
 MARGIN = 4.0
@@ -137,10 +136,6 @@ class Trials:
         cache.advanced(len(tokens))
         mx.eval(logits, cache.arrays())
         return logits
-
-    def next_logits(self, caches: Sequence[SequenceCache]) -> mx.array:
-        """The logits of one token more of each, which show what its state is worth; `[rows, V]`."""
-        return mx.concatenate([self.forward(cache, [_NEXT])[:, -1] for cache in caches])
 
     @cached_property
     def alone(self) -> Outcome:
