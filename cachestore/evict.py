@@ -140,7 +140,7 @@ def _span_of(node: TrieNode, trie: RadixTrie, serial: int) -> Victim:
 
 
 def _exposed(node: TrieNode, *, persisted: bool) -> bool:
-    """Whether a span is the end of what is in memory of its path, so that it can be cut."""
+    """True if a span is the last of its path in memory, so that it can be cut."""
     if node.ref_count or node.span is None or node.writing or node.checkpoint is not None:
         return False
     if node.persisted_end == node.end:

@@ -35,7 +35,7 @@ Bounds = Callable[[str], TenantBounds]
 
 
 def unbounded(_tenant: str) -> TenantBounds:
-    """Bound nobody."""
+    """Bounds where no tenant has any."""
     return TenantBounds()
 
 
@@ -143,7 +143,7 @@ class MemoryPool:
 
     @property
     def budget(self) -> Size:
-        """What all state may take at present."""
+        """Memory that all state may take at present."""
         return Size(self._bytes(), self._whole.buffers)
 
     def _bytes(self) -> int:
@@ -154,17 +154,17 @@ class MemoryPool:
 
     @property
     def limit(self) -> Size:
-        """What may be held, so that there is room for a copy still."""
+        """Memory that may be held so that a copy still fits."""
         return self.budget - Size(max_copy_bytes(self.least or 0))
 
     @property
     def room(self) -> Size:
-        """What is free, without making any; negative where too much is held."""
+        """Free memory, without eviction; negative if too much is held."""
         return self.limit - self.ledger.total
 
     @property
     def stored(self) -> Size:
-        """What the tries of all models hold in memory."""
+        """State that the tries of all models hold in memory."""
         return sum((tries.size for tries in self.tries), Size())
 
     @property
@@ -231,17 +231,17 @@ class Governor:
 
     @property
     def budget(self) -> Size:
-        """What all state may take at present."""
+        """Memory that all state may take at present."""
         return self.pool.budget
 
     @property
     def limit(self) -> Size:
-        """What may be held, so that there is room for a copy still."""
+        """Memory that may be held so that a copy still fits."""
         return self.pool.limit
 
     @property
     def room(self) -> Size:
-        """What is free, without making any; negative where too much is held."""
+        """Free memory, without eviction; negative if too much is held."""
         return self.pool.room
 
     @property
