@@ -35,7 +35,7 @@ from umbel.models.params import Mask, Matcher, Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.sampling import sample
 from umbel.models.text.codec import TextCodec
-from umbel.models.text.constraint import JSONObject, JSONSchema
+from umbel.models.text.conversation import JSONObject, JSONSchema
 from umbel.models.text.grammar import Grammar
 from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.scheduler.engine import Engine

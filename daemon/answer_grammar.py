@@ -8,8 +8,7 @@ import msgspec
 from ..models.errors import GrammarError
 from ..models.params import Grammar
 from ..models.text.call_grammar import call_form
-from ..models.text.constraint import Constraint, Reasoning, ToolCalls
-from ..models.text.conversation import Conversation
+from ..models.text.conversation import Constraint, Conversation, Reasoning, ToolCalls
 from ..models.text.formats import NORMAL
 from ..models.text.grammar_compiler import GrammarCompiler
 from ..models.text.template import ChatTemplate

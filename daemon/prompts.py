@@ -11,8 +11,7 @@ from ..models.load.loader import LoadedModel
 from ..models.params import Grammar
 from ..models.text import boundaries
 from ..models.text.answers import Lineage
-from ..models.text.constraint import Constraint
-from ..models.text.conversation import Conversation, Message
+from ..models.text.conversation import Constraint, Conversation, Message
 from ..models.text.grammar_compiler import GrammarCompiler
 from ..models.text.output import OutputParser
 from ..models.text.plain import PlainParser

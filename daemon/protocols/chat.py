@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from ...models.text.constraint import Constraint
-from ...models.text.conversation import CacheHint, Conversation, Message, ToolCall
+from ...models.text.conversation import CacheHint, Constraint, Conversation, Message, ToolCall
 from ..decoding import decode_part
 from ..failures import APIError
 from ..quoting import quote

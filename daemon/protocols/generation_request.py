@@ -5,8 +5,7 @@ from abc import abstractmethod
 import msgspec
 
 from ...models.params import SamplingParams
-from ...models.text.constraint import Constraint
-from ...models.text.conversation import Conversation
+from ...models.text.conversation import Constraint, Conversation
 from ..decoding import ModelBody
 from ..failures import APIError
 from ..workers import Check

@@ -7,8 +7,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...models.params import SamplingParams
-from ...models.text.constraint import Constraint, JSONSchema
-from ...models.text.conversation import Conversation
+from ...models.text.conversation import Constraint, Conversation, JSONSchema
 from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from ...models.params import SamplingParams
-from ...models.text.constraint import Choice, Constraint, JSONObject, JSONSchema, Regex
+from ...models.text.conversation import Choice, Constraint, JSONObject, JSONSchema, Regex
 from ..failures import APIError
 from .generation_request import GenerationBody, unsupported
 

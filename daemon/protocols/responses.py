@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
-from ...models.text.constraint import Constraint
-from ...models.text.conversation import Conversation, Message
+from ...models.text.conversation import Constraint, Conversation, Message
 from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check

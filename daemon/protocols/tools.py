@@ -9,8 +9,7 @@ from msgspec import Meta, Raw
 
 from ...models.errors import GrammarError
 from ...models.text.conversation import Message, Tool, ToolChoice
-from ...models.text.schema_form import measure
-from ...models.text.schema_slips import mended
+from ...models.text.schema_check import measure, mended
 from ..decoding import decode_part
 from ..failures import APIError
 from ..quoting import quote

@@ -4,18 +4,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import GrammarError
-from .constraint import ToolCalls
-from .conversation import Tool
+from .conversation import Tool, ToolCalls
 from .harmony import COMMENTARY, ENDS, FINAL, NEXT, RECIPIENT
 from .lark import Lark
 from .narrowing import Narrowing, UnwritableError
-from .schema_form import within
-from .schema_meaning import SchemaReader
-from .tagged_calls import add_tagged
-from .tagged_forms import GLM, MINIMAX, QWEN3_CODER
+from .schema_check import types_of, within
+from .tagged_calls import GLM, MINIMAX, QWEN3_CODER, add_tagged
 
 _START, _END = "<tool_call>", "</tool_call>"
-
 _TAGGED = {"qwen3_coder": QWEN3_CODER, "glm47": GLM, "minimax_m2": MINIMAX}
 NARROWED = frozenset({*_TAGGED, "kimi_k2"})
 """Forms that cannot write all that a schema may ask for."""
@@ -39,14 +35,11 @@ def call_form(native: str | None) -> str:
     return native if native in FORMS else "generic"
 
 
-def add_calls(
-    lark: Lark, reader: SchemaReader, calls: ToolCalls, content: str | None = None
-) -> None:
+def add_calls(lark: Lark, calls: ToolCalls, content: str | None = None) -> None:
     """Write the rule `answer`.
 
     Args:
         lark: the grammar.
-        reader: of schemas.
         calls: what may be called.
         content: what stands in the place of calls that are not forced; None for any text around
             them.
@@ -60,11 +53,11 @@ def add_calls(
     if calls.form not in FORMS:
         raise GrammarError(f"there is no grammar for calls as {calls.form!r}")
     if calls.form == "harmony":
-        _add_harmony(lark, reader, calls, content)
+        _add_harmony(lark, calls, content)
         return
     if calls.form in NARROWED and not (calls.forced or all(tool.strict for tool in calls.tools)):
         raise UnwritableError("a tool whose arguments are free")
-    start, body = _BODIES[calls.form](lark, reader, calls)
+    start, body = _BODIES[calls.form](lark, calls)
     lark.rule("body", body)
     if calls.forced or content is not None:
         lark.rule("call", f"{lark.marker(start)} body")
@@ -80,41 +73,56 @@ def add_calls(
         lark.rule("answer", several if calls.parallel else f"{head} body | {text}")
 
 
-def _json_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
-    options = [_named(tool, arguments) for tool, arguments in _arguments(reader, calls)]
-    body = lark.json({"anyOf": options}, reader)
-    return _START, f"{lark.text(chr(10))} {body} {lark.text(chr(10))} {lark.marker(_END)}"
+def _arguments(lark: Lark, calls: ToolCalls) -> Iterator[tuple[Tool, Any]]:
+    """Each tool with the schema that its arguments must match, rewritten."""
+    for tool in calls.tools:
+        arguments: Any = {"type": "object"}
+        if calls.forced or tool.strict:
+            arguments = lark.schemas.read(tool.parameters, tool.place)
+            if arguments is False or "object" not in types_of(arguments):
+                raise GrammarError("must allow an object", within(tool.place, "type"))
+            arguments = arguments | {"type": "object"}
+        yield tool, arguments
 
 
-def _named(tool: Tool, arguments: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
+def _named(lark: Lark, calls: ToolCalls) -> dict[str, Any]:
+    """Describe a call as a JSON object with a name and arguments."""
+    options = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": arguments},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool, arguments in _arguments(lark, calls)
+    ]
+    return {"anyOf": options}
 
 
-def _mistral_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
+def _json_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
+    body, line = lark.json(_named(lark, calls)), lark.text("\n")
+    return _START, f"{line} {body} {line} {lark.marker(_END)}"
+
+
+def _mistral_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
     """Either of two: newer models have a token of its own between name and arguments."""
     start, between = "[TOOL_CALLS]", "[ARGS]"
     if between in lark.added:
         headed = [
-            f"{lark.text(tool.name)} {lark.marker(between)} {lark.json(arguments, reader)}"
-            for tool, arguments in _arguments(reader, calls)
+            f"{lark.text(tool.name)} {lark.marker(between)} {lark.json(arguments)}"
+            for tool, arguments in _arguments(lark, calls)
         ]
         return start, " | ".join(headed)
-    options = [_named(tool, arguments) for tool, arguments in _arguments(reader, calls)]
     most = MOST_CALLS if calls.parallel else 1
-    listed = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": options}}
-    return start, lark.json(listed, reader)
+    listed = {"type": "array", "minItems": 1, "maxItems": most, "items": _named(lark, calls)}
+    return start, lark.json(listed)
 
 
-def _add_harmony(lark: Lark, reader: SchemaReader, calls: ToolCalls, content: str | None) -> None:
+def _add_harmony(lark: Lark, calls: ToolCalls, content: str | None) -> None:
     """One call, which ends the answer, or content; words may stand before, unless that is held."""
     behind = lark.text(" "), lark.marker("<|constrain|>"), lark.text("json")
-    for number, (tool, arguments) in enumerate(_arguments(reader, calls)):
-        body = f"{lark.marker('<|message|>')} {lark.json(arguments, reader)}"
+    for number, (tool, arguments) in enumerate(_arguments(lark, calls)):
+        body = f"{lark.marker('<|message|>')} {lark.json(arguments)}"
         before = lark.text(f" {RECIPIENT}{tool.name}")
         in_channel = lark.marker(f"<|channel|>commentary {RECIPIENT}{tool.name}")
         in_role = f"{before} {lark.marker('<|channel|>commentary json')}"
@@ -128,44 +136,25 @@ def _add_harmony(lark: Lark, reader: SchemaReader, calls: ToolCalls, content: st
     lark.rule("answer", f"({lark.marker(COMMENTARY)} {words})? ({last})")
 
 
-def _arguments(reader: SchemaReader, calls: ToolCalls) -> Iterator[tuple[Tool, Any]]:
-    """Each tool with the schema that its arguments must match, rewritten."""
-    for tool in calls.tools:
-        if not calls.forced and not tool.strict:
-            yield tool, {"type": "object"}
-            continue
-        arguments = reader.read(tool.parameters, tool.place)
-        types = [] if arguments is False else arguments.get("type", "object")
-        if "object" not in (types if isinstance(types, list) else [types]):
-            raise GrammarError("must allow an object", within(tool.place, "type"))
-        yield tool, arguments | {"type": "object"}
-
-
-def _tagged_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
-    form = _TAGGED[calls.form]
-    lark.rule("named", add_tagged(lark, reader, form, list(_arguments(reader, calls))))
+def _tagged_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
+    lark.rule("named", add_tagged(lark, _TAGGED[calls.form], list(_arguments(lark, calls))))
     if calls.form == "minimax_m2":
         ends = lark.text("\n"), _several(calls), lark.marker("</minimax:tool_call>")
         return "<minimax:tool_call>", " ".join(ends)
     return _START, f"named {lark.marker(_END)}"
 
 
-def _kimi_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
+def _kimi_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
     """One section has all calls, each with a number."""
-    begin, between, end, last = (
-        f"<|{name}|>"
-        for name in (
-            "tool_call_begin", "tool_call_argument_begin", "tool_call_end",
-            "tool_calls_section_end",
-        )
-    )  # fmt: skip
+    names = ("_call_begin", "_call_argument_begin", "_call_end", "_calls_section_end")
+    begin, between, end, last = (f"<|tool{name}|>" for name in names)
     start = "<|tool_calls_section_begin|>"
-    narrowing = Narrowing(reader, (start, begin, between, end, last))
+    narrowing = Narrowing(lark.schemas, (start, begin, between, end, last))
     lark.rule("NUMBER", "/[0-9]{1,3}/")
     headed = []
-    for tool, arguments in _arguments(reader, calls):
+    for tool, arguments in _arguments(lark, calls):
         head = f"{lark.marker(begin)} {lark.text(f'functions.{tool.name}:')} NUMBER"
-        body = lark.json(narrowing.schema(arguments), reader)
+        body = lark.json(narrowing.schema(arguments))
         headed.append(f"{head} {lark.marker(between)} {body} {lark.marker(end)}")
     lark.rule("named", " | ".join(headed))
     return start, f"{_several(calls)} {lark.marker(last)}"
@@ -178,7 +167,7 @@ def _several(calls: ToolCalls) -> str:
 _SECTIONS = frozenset({"kimi_k2", "minimax_m2"})
 """Forms in which several calls stand between one pair of markers."""
 
-_BODIES: dict[str, Callable[[Lark, SchemaReader, ToolCalls], tuple[str, str]]] = {
+_BODIES: dict[str, Callable[[Lark, ToolCalls], tuple[str, str]]] = {
     "generic": _json_body,
     "json_tools": _json_body,
     "mistral": _mistral_body,

@@ -1,16 +1,67 @@
 """Compiled grammars, and the masks of tokens that they allow an answer.
 
-llguidance does the work: it computes masks without Python's lock and within bounds of its own.
+llguidance does the work: it parses and computes masks without Python's lock and within bounds of
+its own. Nothing else of it is used.
 """
 
+import json
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import llguidance
 import numpy as np
+from tokenizers import Tokenizer
 
-from ..errors import MatcherError
+from ..errors import GrammarError, MatcherError
 from ..params import Mask
-from .grammar_faults import in_words
+from .codec import TextCodec
+
+_MARK = b"\xff"  # llguidance's own, for special tokens; no UTF-8 has this byte
+_LIMITS = llguidance.LLParserLimits(
+    # An object with n optional properties has rows of four times as many items.
+    max_items_in_row=5_000,
+    max_lexer_states=100_000,
+    verbose_errors=False,
+)
+_QUOTED = re.compile(r"\d+ \| ")  # a line of the grammar, which no client has seen
+_WORDS = (
+    ("oneOf constraints", "is supported only where no value can match two of its options"),
+    ("Unsatisfiable schema", "no value can match it"),
+    ("NoExtensionBias", "no value can match it"),
+    ("min/maxProperties only", "minProperties and maxProperties need all properties required"),
+    ("circular references", "refers to itself with other keywords beside $ref"),
+    *(
+        (fragment, "is too complex")
+        for fragment in (
+            "schema too large", "fuel exhausted", "too many", "recursion limit",
+            "stack level exceeded", "Current row has", "panic",
+        )
+    ),
+    ("can't determine if", "it cannot be told that the patterns exclude each other"),
+    ("are not disjoint", "the patterns do not exclude each other, which is not supported"),
+    ("look-around", "look-around is not supported"),
+    ("lookarounds", "anchors and word boundaries inside a pattern are not supported"),
+    ("backreferences", "back-references are not supported"),
+    ("multipleOf", "the multiple has too many digits"),
+    ("Failed to generate regex", "the bounds are too large"),
+)  # fmt: skip
+
+
+def parse(tokenizer: Any, grammar: str) -> Any:
+    """Have llguidance compile a grammar; what it returns may be in error."""
+    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+
+
+def in_words(message: str) -> str:
+    """Say what a message of llguidance means; of one that is not known, what it says first."""
+    for fragment, words in _WORDS:
+        if fragment in message:
+            return words
+    message = message.partition("<non-verbose/>")[0].split("failed to compile JSON schema: ")[-1]
+    lines = [line.strip() for line in message.splitlines()]
+    quoted = next((i for i, line in enumerate(lines) if _QUOTED.match(line)), len(lines))
+    return " ".join(filter(None, lines[:quoted]))[:300] or "the grammar cannot be followed"
 
 
 class Vocabulary(NamedTuple):
@@ -96,3 +147,72 @@ def mask_of(parser: Any, words: int) -> Mask:
     if parser.is_error():  # the mask allows the end then, as if the answer were complete
         raise MatcherError(in_words(parser.get_error()))
     return mask
+
+
+# -- the vocabulary ------------------------------------------------------------------------
+
+
+def grammar_tokenizer(codec: TextCodec) -> Any:
+    """Build llguidance's tokenizer for a model.
+
+    Special tokens are the codec's and those that end answers: they write nothing, and grammars
+    match them by number. All others match by what they write, added ones included. llguidance's
+    own reading of tokenizer.json takes every added token for a special one, and published
+    tokenizers have `<tool_call>` or line breaks among those.
+
+    Raises:
+        GrammarError: the tokenizer cannot be held to a grammar.
+    """
+    try:
+        return llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(codec)),
+            n_vocab=codec.vocab_size,
+            eos_token=sorted(codec.eos_ids),
+        )
+    except Exception as error:  # its own choice, and a panic's message
+        words = f"this model's tokenizer cannot be held to a grammar: {error}"
+        raise GrammarError(words) from error
+
+
+class _Tokens:
+    """The tokenizer that llguidance asks. It encodes text that a grammar forces."""
+
+    bos_token_id = None
+
+    def __init__(self, codec: TextCodec) -> None:
+        self.eos_token_id = min(codec.eos_ids)
+        self.special_token_ids = sorted(codec.special_tokens | codec.eos_ids)
+        self.tokens = [_written(codec, token) for token in range(codec.vocab_size)]
+        text = codec.to_json()  # megabytes, which are parsed only where they must be
+        text = text if codec.encodes_apart else without_prefix(text)
+        self._tokenizer = Tokenizer.from_str(text)
+        self._tokenizer.encode_special_tokens = True  # their names are text
+
+    def __call__(self, text: bytes | str) -> Sequence[int]:
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = batch[0].ids
+        return ids
+
+
+def _written(codec: TextCodec, token: int) -> bytes:
+    text, data = codec.read_token(token, first=False)
+    data = text.encode() if data is None else data
+    return b"" if data.startswith(_MARK) else data
+
+
+def without_prefix(text: str) -> str:
+    """Change a tokenizer.json so that no blank is written before a text."""
+    state = json.loads(text)
+    for key, listed in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        part = state.get(key) or {}
+        for each in part.get(listed, [part]):
+            match each.get("type"):
+                case "Prepend":
+                    each["prepend"] = ""
+                case "Metaspace":
+                    each["prepend_scheme"] = "never"
+                    each.pop("add_prefix_space", None)
+                case "ByteLevel":
+                    each["add_prefix_space"] = False
+    return json.dumps(state)

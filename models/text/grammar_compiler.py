@@ -1,8 +1,4 @@
-"""Constraints to grammars.
-
-llguidance does the work: it compiles without Python's lock and within bounds of its own. Nothing
-else of it is used than its parser and its masks.
-"""
+"""Constraints to grammars."""
 
 import hashlib
 import re
@@ -17,14 +13,19 @@ import msgspec
 from ..errors import GrammarError, MatcherError
 from .call_grammar import NARROWED, add_calls
 from .codec import TextCodec
-from .constraint import Constraint, Reasoning, Regex, ToolCalls
-from .content_grammar import write_content
-from .grammar import Grammar, Vocabulary, mask_of
-from .grammar_faults import explain, in_words, rehearse, walk
-from .grammar_tokens import grammar_tokenizer
+from .conversation import (
+    Choice,
+    Constraint,
+    JSONObject,
+    JSONSchema,
+    Reasoning,
+    Regex,
+    ToolCalls,
+)
+from .grammar import Grammar, Vocabulary, grammar_tokenizer, in_words, mask_of, parse
+from .grammar_faults import explain, rehearse, walk
 from .lark import Lark
-from .schema_form import DEEPEST
-from .schema_meaning import SchemaReader
+from .schema_check import DEEPEST
 
 _THREADS = 2
 _KEPT = 128
@@ -36,13 +37,7 @@ _BYTES_PER_CHARACTER = 160  # of its text
 _BYTES_PER_REPEAT = 4096  # that is counted: each is a state
 _MOST_REPEATS = 4096  # which answers reach
 _COUNTED = re.compile(r'"m(?:ax|in)Length": (\d{1,9})\b|\{(?:\d+,)?(\d{1,9})\}')
-
-LIMITS = llguidance.LLParserLimits(
-    # An object with n optional properties has rows of four times as many items.
-    max_items_in_row=5_000,
-    max_lexer_states=100_000,
-    verbose_errors=False,
-)
+_QUOTED = 100  # characters of an option
 
 
 class _Around(NamedTuple):
@@ -106,10 +101,8 @@ class GrammarCompiler:
         return grammar
 
     def _keep(self, key: bytes, grammar: Grammar) -> None:
-        if key in self._kept:
-            return  # another thread was faster
-        if grammar.nbytes > _KEPT_BYTES:
-            return  # there is no room for it, however much else is dropped
+        if key in self._kept or grammar.nbytes > _KEPT_BYTES:
+            return  # another thread was faster, or there is no room, however much else is dropped
         self._kept[key] = grammar
         self._kept_bytes += grammar.nbytes
         while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
@@ -125,37 +118,38 @@ class GrammarCompiler:
         return self._written(msgspec.structs.replace(constraint, form="generic"), around)
 
     def _written(self, constraint: Constraint | ToolCalls, around: _Around) -> Grammar:
-        vocabulary = self._read_vocabulary()
-        reader, lark = SchemaReader(), self._lark()
-        _add_answer(lark, reader, constraint, around)
-        if around.markers:
-            self._check_pattern(vocabulary, constraint, around.markers)
-        starts = constraint.starts if isinstance(constraint, ToolCalls) else []
-        lark.rule("start", _start(lark, around.reasoning, starts))
-        rehearse(vocabulary.tokenizer, reader, LIMITS)
-        parser = llguidance.LLMatcher(vocabulary.tokenizer, str(lark), log_level=0, limits=LIMITS)
+        vocabulary, lark = self._read_vocabulary(), self._lark()
+        calls = constraint if isinstance(constraint, ToolCalls) else None
+        content = constraint.content if isinstance(constraint, ToolCalls) else constraint
+        written = None
+        if content is not None:
+            body = _content(lark, content, around.markers)
+            written = f"{lark.marker(around.header)} {body}"
+        if calls is not None:
+            add_calls(lark, calls, written)
+        elif written is not None:
+            lark.rule("answer", written)
+        if around.markers and isinstance(content, Regex):
+            self._check_pattern(vocabulary, content, around.markers)
+        lark.rule("start", _start(lark, around.reasoning, calls.starts if calls else []))
+        rehearse(vocabulary.tokenizer, lark.schemas)
+        parser = parse(vocabulary.tokenizer, str(lark))
         if parser.is_error():
-            raise explain(vocabulary.tokenizer, parser.get_error(), reader, LIMITS)
+            raise explain(vocabulary.tokenizer, parser.get_error(), lark.schemas)
         try:
             grammar = Grammar(parser, vocabulary, _estimate(str(lark)))
         except MatcherError as error:
             raise GrammarError(f"no answer can match it: {error}") from error
-        rehearsal = parser.deep_copy()
-        walk(rehearsal)
-        if rehearsal.is_error():
-            raise GrammarError(in_words(rehearsal.get_error()))
+        walk(parser.deep_copy())
         return grammar
 
     def _check_pattern(
-        self, vocabulary: Vocabulary, constraint: Constraint | ToolCalls, markers: Sequence[str]
+        self, vocabulary: Vocabulary, content: Regex, markers: Sequence[str]
     ) -> None:
         """Refuse a pattern that leaves nothing to write; beside calls nobody would notice."""
-        content = constraint.content if isinstance(constraint, ToolCalls) else constraint
-        if not isinstance(content, Regex):
-            return
         lark = self._lark()
-        lark.rule("start", write_content(lark, SchemaReader(), content, markers))
-        parser = llguidance.LLMatcher(vocabulary.tokenizer, str(lark), log_level=0, limits=LIMITS)
+        lark.rule("start", _content(lark, content, markers))
+        parser = parse(vocabulary.tokenizer, str(lark))
         if parser.is_error():
             raise GrammarError(in_words(parser.get_error()))
         try:
@@ -216,16 +210,29 @@ def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:
     return f"({lark.marker(reasoning.start)} {thought})? answer"
 
 
-def _add_answer(
-    lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls, around: _Around
-) -> None:
-    """Write the rule `answer`."""
-    content = constraint.content if isinstance(constraint, ToolCalls) else constraint
-    written = None
-    if content is not None:
-        body = write_content(lark, reader, content, around.markers)
-        written = f"{lark.marker(around.header)} {body}"
-    if isinstance(constraint, ToolCalls):
-        add_calls(lark, reader, constraint, written)
-    elif written is not None:
-        lark.rule("answer", written)
+def _content(lark: Lark, constraint: Constraint, markers: Sequence[str]) -> str:
+    """Write what an answer without calls matches; return it.
+
+    Args:
+        lark: the grammar.
+        constraint: for the content.
+        markers: content does not begin with them. No JSON does anyway.
+    """
+    match constraint:
+        case JSONObject():
+            return lark.json({"type": "object"})
+        case JSONSchema(schema=schema):
+            rewritten = lark.schemas.read(schema)
+            if rewritten is False:
+                raise GrammarError("false allows nothing")
+            return lark.json(rewritten)
+        case Regex(pattern=pattern):
+            barred = f" & ~({lark.beginning_with(markers)})" if markers else ""
+            lark.rule("ANSWER", f"{lark.pattern(pattern)}{barred}")
+        case Choice(options=options):
+            for option in options:
+                if option.lstrip().startswith(tuple(markers)):
+                    words = "begins with a marker, and would be read as a call or a thought"
+                    raise GrammarError(f"the option {option[:_QUOTED]!r} {words}")
+            lark.rule("ANSWER", lark.one_of(options))
+    return "ANSWER"

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from .schema_meaning import SchemaReader
+import llguidance
+
+from ..errors import GrammarError
+from .schema_rewrite import SchemaReader
 
 _JSON_OPTIONS = {
     # Bounded: a model that has nothing to say would write line after line.
@@ -15,6 +18,8 @@ _JSON_OPTIONS = {
     # would be taken for another.
     "json_allowed_escapes": 'nrbtf"\\',
 }
+_MOST_OPTIONS = 10_000
+_LONGEST = 100_000  # characters of all options, or of a pattern
 
 
 class Lark:
@@ -23,10 +28,14 @@ class Lark:
     Args:
         special: tokens that write nothing and are matched by their number, by name.
         added: texts that are tokens of their own, special or not.
+
+    Attributes:
+        schemas: reads those of the grammar.
     """
 
     def __init__(self, special: Mapping[str, int], added: AbstractSet[str]) -> None:
         self.added = added
+        self.schemas = SchemaReader()
         self._special = special
         names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one
         self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
@@ -43,10 +52,6 @@ class Lark:
     def text(self, text: str) -> str:
         """Match a text, however it is cut into tokens."""
         return json.dumps(text, ensure_ascii=False)
-
-    def knows(self, marker: str) -> bool:
-        """Whether a marker is a special token, or begins with one."""
-        return any(marker.startswith(name) for name in self._special)
 
     def marker(self, marker: str) -> str:
         """Match a marker: special tokens where it has such, else its text."""
@@ -71,39 +76,60 @@ class Lark:
         """Match any text that begins with one of some, blanks before it aside."""
         return rf"/[ \t\r\n]*/ ({' | '.join(map(self.text, texts))}) TEXT"
 
-    def up_to(self, marker: str, without: Iterable[str] = ()) -> str:
-        """Match any text and the first of a marker behind it.
+    def up_to(self, end: str, without: Iterable[str] = (), condition: str = "") -> str:
+        """Match any text up to the first of a marker that ends it, and that.
 
         Args:
-            marker: ends what is matched.
+            end: the marker.
             without: texts that do not stand before it.
+            condition: a terminal that the text before it matches besides.
         """
         text = self.free(without)
-        if self.knows(marker):
-            return self._named("up_to", f"{text} {self.marker(marker)}")
-        return self._named("up_to", f"{text} {self.text(marker)}", "[lazy]")
+        if condition:
+            text = f"({text} & ({condition}))"
+        if any(end.startswith(name) for name in self._special):
+            text = self._named("UNTIL", text) if condition else text
+            return self._named("up_to", f"{text} {self.marker(end)}")
+        return self._named("up_to", f"{text} {self.text(end)}", "[lazy]")
 
-    def until(self, end: str, without: Iterable[str], condition: str) -> str:
-        """Match text up to the first of what ends it, and that.
-
-        Args:
-            end: what ends it.
-            without: texts that do not stand in it.
-            condition: a terminal that it matches besides.
-        """
-        whole = f"({self.free(without)} & ({condition}))"
-        if self.knows(end):
-            return f"{self._named('UNTIL', whole)} {self.marker(end)}"
-        return self._named("until", f"{whole} {self.text(end)}", "[lazy]")
-
-    def json(self, schema: Any, reader: SchemaReader) -> str:
+    def json(self, schema: Any) -> str:
         """Match JSON.
 
         Args:
             schema: rewritten.
-            reader: that rewrote it.
         """
-        return self._named("json", f"%json {json.dumps(as_document(schema, reader))}")
+        return self._named("json", f"%json {json.dumps(as_document(schema, self.schemas))}")
+
+    def pattern(self, pattern: str) -> str:
+        """Write a regular expression as a terminal.
+
+        Raises:
+            GrammarError: it is empty, too long, or ends in the middle.
+        """
+        if not pattern:
+            raise GrammarError("the pattern is empty")
+        if len(pattern) > _LONGEST:
+            raise GrammarError(f"the pattern has more than {_LONGEST} characters")
+        if _escapes(pattern):
+            raise GrammarError("the pattern ends with a backslash that escapes nothing")
+        # It matches the whole answer anyway, and the compiler knows no anchors.
+        pattern = pattern.removeprefix("^")
+        if pattern.endswith("$") and not _escapes(pattern[:-1]):
+            pattern = pattern[:-1]
+        return f"/{llguidance.regex_to_lark(pattern, '')}/"
+
+    def one_of(self, options: list[str]) -> str:
+        """Write a choice among texts.
+
+        Raises:
+            GrammarError: there are none, one is empty, or they are too many.
+        """
+        if not options or "" in options:
+            raise GrammarError("a choice needs options, and an option cannot be empty")
+        if len(options) > _MOST_OPTIONS or sum(map(len, options)) > _LONGEST:
+            words = f"{_MOST_OPTIONS} options and {_LONGEST} characters together"
+            raise GrammarError(f"a choice has at most {words}")
+        return " | ".join(self.text(option) for option in dict.fromkeys(options))
 
     def _named(self, kind: str, body: str, flags: str = "") -> str:
         """Give a name to what a rule matches, the same one each time."""
@@ -111,6 +137,11 @@ class Lark:
             self._names[body] = f"{kind}_{len(self._names) + 1}"
             self.rule(f"{self._names[body]}{flags}", body)
         return self._names[body]
+
+
+def _escapes(pattern: str) -> bool:
+    """Whether the end of a pattern escapes what comes next."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 def as_document(schema: Any, reader: SchemaReader) -> dict[str, Any]:

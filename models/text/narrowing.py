@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import GrammarError
-from .schema_meaning import SchemaReader
+from .schema_check import types_of
+from .schema_rewrite import SchemaReader
 
 MOST = 10**18
 """The greatest number of either sign."""
 
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _MANY = ("anyOf", "allOf")
 _DEEPEST = 100
 
@@ -47,7 +48,7 @@ class Narrowing:
             UnwritableError: that cannot be told, or leaves nothing.
         """
         if isinstance(schema, bool):
-            return self._anything() if schema else False
+            return {"$ref": self._reference("anything")} if schema else False
         if self._depth > _DEEPEST:
             raise UnwritableError("schemas lead to each other too often")
         self._depth += 1
@@ -64,13 +65,16 @@ class Narrowing:
             return schema
         if schema.keys() & {"$ref", *_MANY}:
             return self._parts(schema)
-        new, types = dict(schema), _types(schema)
+        new, types = dict(schema), types_of(schema)
         if "string" in types:
             self._narrow_strings(new)
-        if types & {"integer", "number"}:
-            _narrow_numbers(new)
+        if "integer" in types or "number" in types:
+            if any(abs(new[key]) > MOST for key in BOUNDS if key in new):
+                raise UnwritableError("a bound is too large")
+            new = {"minimum": -MOST, "maximum": MOST, **new}
         if "array" in types:
-            self._narrow_arrays(new)
+            listed = [self.schema(each) for each in new.get("prefixItems", [])]
+            new |= {"items": self.schema(new.get("items", True)), "prefixItems": listed}
         if "object" in types:
             self._narrow_objects(new)
         return new
@@ -82,7 +86,7 @@ class Narrowing:
         new = {key: value for key, value in schema.items() if key not in ("$ref", *_MANY)}
         new |= {key: [self.schema(each) for each in schema[key]] for key in _MANY if key in schema}
         if "$ref" in schema:
-            new["$ref"] = self._reference(schema["$ref"])
+            new["$ref"] = self._reference(schema["$ref"].removeprefix("#/$defs/"))
         return new
 
     def is_free(self, value: Any) -> bool:
@@ -96,11 +100,6 @@ class Narrowing:
         elif "format" not in new:  # no format has a `<`
             new["pattern"] = self._pattern
 
-    def _narrow_arrays(self, new: dict[str, Any]) -> None:
-        new["items"] = self.schema(new.get("items", True))
-        if "prefixItems" in new:
-            new["prefixItems"] = [self.schema(each) for each in new["prefixItems"]]
-
     def _narrow_objects(self, new: dict[str, Any]) -> None:
         properties, other = new.get("properties", {}), new.get("additionalProperties", True)
         if not self.is_free(list(properties)) or set(new.get("required", [])) - set(properties):
@@ -111,33 +110,15 @@ class Narrowing:
             new["patternProperties"] = {self._pattern: self.schema(other)}
         new["additionalProperties"] = False
 
-    def _anything(self) -> dict[str, Any]:
-        self._define("anything", True)
-        return {"$ref": "#/$defs/narrow_anything"}
-
-    def _reference(self, reference: str) -> str:
-        name = reference.removeprefix("#/$defs/")
-        self._define(name, self._reader.definitions[name])
-        return f"#/$defs/narrow_{name}"
-
-    def _define(self, name: str, schema: Any) -> None:
-        narrow = f"narrow_{name}"
-        if narrow not in self._reader.definitions:
-            self._reader.definitions[narrow] = True  # until it is narrowed
+    def _reference(self, name: str) -> str:
+        """Refer to a definition that is narrowed once."""
+        definitions, narrow = self._reader.definitions, f"narrow_{name}"
+        if narrow not in definitions:
+            schema = definitions.get(name, True)
+            definitions[narrow] = True  # until it is narrowed
             whole = {"items": True, "additionalProperties": True} if schema is True else schema
-            self._reader.definitions[narrow] = self.schema(whole)
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    types = schema.get("type", ["string", "number", "array", "object"])
-    return set(types if isinstance(types, list) else [types])
-
-
-def _narrow_numbers(new: dict[str, Any]) -> None:
-    if any(abs(new[key]) > MOST for key in _NUMBERS if key in new):
-        raise UnwritableError("a bound is too large")
-    new.setdefault("minimum", -MOST)
-    new.setdefault("maximum", MOST)
+            definitions[narrow] = self.schema(whole)
+        return f"#/$defs/{narrow}"
 
 
 def pattern_without(tags: Iterable[str]) -> str:

@@ -1,20 +1,30 @@
-"""What references of a JSON schema lead to."""
+"""The schemas to which references lead, and what is known of them.
+
+That tells the options of `oneOf` apart, which the grammar's compiler does for few.
+"""
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from ..errors import GrammarError
-from .schema_form import MOST_NODES, check, measure, within
-from .schema_keywords import EFFECTIVE
-from .schema_slips import mended
+from .schema_check import EFFECTIVE, MOST_NODES, check, measure, mended, types_of, within
+from .schema_values import comparable
 
 _REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
 _MOST_CHECKED = 10 * MOST_NODES
 _INDEX = re.compile("[0-9]{1,9}")
+_MOST_OPTIONS = 100  # each is compared with each
+_MOST_COMPARED = 100_000  # names of objects
+_DEEPEST = 32
 
 LOOKED_THROUGH = 16
 """References one behind the other."""
+
+_T = TypeVar("_T")
+Values = frozenset[tuple[str, Any]]
 
 
 class Target(NamedTuple):
@@ -128,3 +138,160 @@ def _step(found: Any, step: str) -> Any:
     if isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
         return found[int(step)]
     return None
+
+
+# -- what is known ------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """What holds for every value of a schema.
+
+    Attributes:
+        types: it is of one of these; integers are numbers. None where it is not known.
+        values: it is one of these; None where there are others.
+        required: if it is an object, it has these names.
+        tags: if it is an object with such a name, what stands there is one of these.
+    """
+
+    types: frozenset[str] | None = None
+    values: Values | None = None
+    required: frozenset[str] = frozenset()
+    tags: dict[str, Values] = {}  # noqa: RUF012  (it is not changed)
+
+    @property
+    def is_object(self) -> bool:
+        """Whether every value is an object."""
+        return self.types == frozenset({"object"})
+
+
+_NOTHING = Known()
+
+
+class Facts:
+    """Says what is known of the schemas of a document.
+
+    Args:
+        references: of the document.
+    """
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._known: dict[int, Known] = {}
+        self._depth = 0
+
+    def of(self, schema: Any, place: str) -> Known:
+        """Say what is known of a schema."""
+        try:
+            schema = self._references.resolved(schema, place)
+        except GrammarError:  # it will be found, and its place told, when it is rewritten
+            return _NOTHING
+        if not isinstance(schema, dict) or self._depth >= _DEEPEST:
+            return _NOTHING
+        if id(schema) not in self._known:
+            self._known[id(schema)] = _NOTHING  # for one that leads back to itself
+            self._depth += 1
+            try:
+                self._known[id(schema)] = self._find(schema, place)
+            finally:
+                self._depth -= 1
+        return self._known[id(schema)]
+
+    def option(self, schema: Any, place: str, beside: dict[str, Any]) -> Known:
+        """Say what is known of an option, and by the type and the names that stand beside it."""
+        return _both(_named(beside), self.of(schema, place))
+
+    def _find(self, schema: dict[str, Any], place: str) -> Known:
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        named = schema.get("properties", {}).items()
+        held = {name: self.of(each, place).values for name, each in named}
+        tags = {name: values for name, values in held.items() if values is not None}
+        known = _named(schema)._replace(values=_values(listed), tags=tags)
+        target = [{"$ref": schema["$ref"]}] if "$ref" in schema else []
+        for each in [*schema.get("allOf", []), *target]:
+            known = _both(known, self.of(each, place))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                options = [self.of(each, place) for each in schema[keyword]]
+                known = _both(known, reduce(_either, options))
+        return known
+
+
+def additions(options: Sequence[Known], preferred: str | None) -> list[frozenset[str]] | None:
+    """Find which names each option must have, so that no value matches two of them.
+
+    Args:
+        options: what is known of them.
+        preferred: a name that is meant to tell them apart.
+
+    Returns:
+        names for each option; None where they cannot be told apart.
+    """
+    compared = len(options) * sum(len(option.tags) for option in options)
+    if len(options) > _MOST_OPTIONS or compared > _MOST_COMPARED:
+        return None
+    added: list[frozenset[str]] = [frozenset()] * len(options)
+    for j, two in enumerate(options):
+        for i, one in enumerate(options[:j]):
+            if _are_disjoint(one.types, two.types) or _are_disjoint(one.values, two.values):
+                continue
+            # What one of them lacks still matches the other as it was, without the added name.
+            required = one.required | two.required | (added[i] & added[j])
+            names = _telling(one, two)
+            if not names:
+                return None
+            if required.isdisjoint(names):
+                name = preferred if preferred in names else names[0]
+                added[i] |= {name}
+                added[j] |= {name}
+    return added
+
+
+def _are_disjoint(one: frozenset[Any] | None, two: frozenset[Any] | None) -> bool:
+    return one is not None and two is not None and not one & two
+
+
+def _telling(one: Known, two: Known) -> list[str]:
+    """The names that cannot have one value in both; none unless one has objects only."""
+    if not one.is_object and not two.is_object:
+        return []
+    return [n for n, held in one.tags.items() if n in two.tags and not held & two.tags[n]]
+
+
+def _both(one: Known, two: Known) -> Known:
+    tags = {**one.tags, **two.tags}
+    tags |= {name: one.tags[name] & two.tags[name] for name in one.tags.keys() & two.tags.keys()}
+    return Known(
+        _narrower(one.types, two.types),
+        _narrower(one.values, two.values),
+        one.required | two.required,
+        tags,
+    )
+
+
+def _narrower(one: frozenset[_T] | None, two: frozenset[_T] | None) -> frozenset[_T] | None:
+    if one is None or two is None:
+        return two if one is None else one
+    return one & two
+
+
+def _either(one: Known, two: Known) -> Known:
+    return Known(
+        None if one.types is None or two.types is None else one.types | two.types,
+        None if one.values is None or two.values is None else one.values | two.values,
+        one.required & two.required,
+        {name: one.tags[name] | two.tags[name] for name in one.tags.keys() & two.tags.keys()},
+    )
+
+
+def _named(schema: dict[str, Any]) -> Known:
+    """What `type` and `required` say."""
+    types = None
+    if "type" in schema:
+        types = frozenset("number" if t == "integer" else t for t in types_of(schema))
+    return Known(types, required=frozenset(schema.get("required", [])))
+
+
+def _values(values: list[Any] | None) -> Values | None:
+    keys = [comparable(value) for value in values or []]
+    known = frozenset(key for key in keys if key is not None)
+    return None if values is None or None in keys else known

@@ -1,28 +1,94 @@
-"""The numbers and texts in a schema, as the grammar's compiler takes them."""
+"""Keywords about one value that the grammar's compiler does not take as they are.
+
+They are written in keywords that it knows: texts and numbers within its bounds, formats as
+patterns, `propertyNames` as properties, `uniqueItems` as the sets that there are.
+"""
 
 import math
 import re
+from itertools import combinations
 from typing import Any
 
 from ..errors import GrammarError
-from .schema_form import is_number, within
+from . import schema_formats
+from .schema_check import is_number, types_of, within
 
 _MOST = 2**63 - 1  # the greatest number that a bound can be, of either sign
 _LONGEST = 10_000_000  # characters, elements or names
+_MOST_VALUES = 6  # of an array without repetition
 _CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?<?[=!]", re.DOTALL)
+"""An escape, a class of characters, or the start of look-around."""
+
+_LISTED = frozenset({"const", "enum", "type"})
+_DESCRIBED = frozenset({"format", "maxLength", "minLength", "pattern", "type"})
+_UNIQUE = f"is supported only for a list of at most {_MOST_VALUES} values, given by enum"
+
+
+# -- texts ---------------------------------------------------------------------------------
+
+
+def check_pattern(pattern: str, place: str) -> None:
+    """Refuse a pattern that has look-around.
+
+    Raises:
+        GrammarError: it has.
+    """
+    if any(found[0].startswith("(") for found in _TOKEN.finditer(pattern)):
+        raise GrammarError("look-around is not supported", place)
+
+
+def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    """Write a schema's pattern and format into the one that is made of it.
+
+    Returns:
+        the schemas in `allOf` that have what does not fit into one.
+
+    Raises:
+        GrammarError: they are not supported.
+    """
+    patterns: list[str] = []
+    if "pattern" in new:
+        check_pattern(new["pattern"], within(place, "pattern"))
+        patterns.append(new.pop("pattern"))
+    name = schema.get("format")
+    if name in schema_formats.RANGES:
+        low, high = schema_formats.RANGES[name]
+        new["minimum"] = max(low, new.get("minimum", low))
+        new["maximum"] = min(high, new.get("maximum", high))
+    elif "string" in types_of(schema):  # any other value has a format of texts
+        if name in schema_formats.PATTERNS:
+            patterns.append(schema_formats.PATTERNS[name])
+        elif name in schema_formats.COMPILED:
+            new["format"] = schema_formats.COMPILED[name]
+    if patterns:
+        new["pattern"] = patterns[0]
+    more: list[dict[str, Any]] = [{"pattern": pattern} for pattern in patterns[1:]]
+    if more:
+        new["allOf"] = [*new.get("allOf", []), *more]
+    return more
+
+
+# -- numbers -------------------------------------------------------------------------------
 
 
 def count(keyword: str, number: int, place: str) -> int:
-    """Cut what cannot be reached anyway to what the compiler takes."""
-    if number <= _LONGEST:
-        return number
-    if keyword.startswith("min"):
+    """Cut what cannot be reached anyway to what the compiler takes.
+
+    Raises:
+        GrammarError: it is too large for a lower bound.
+    """
+    if number > _LONGEST and keyword.startswith("min"):
         raise GrammarError(f"is too large: at most {_LONGEST} is supported", place)
-    return _LONGEST
+    return min(number, _LONGEST)
 
 
 def set_bounds(new: dict[str, Any], place: str) -> None:
-    """Write bounds as the compiler takes them: in doubles, never wider than they are."""
+    """Write bounds as the compiler takes them: in doubles, never wider than they are.
+
+    Raises:
+        GrammarError: they are too large.
+    """
     for side, way in (("Minimum", math.inf), ("Maximum", -math.inf)):
         plain, exclusive = side.lower(), f"exclusive{side}"
         if isinstance(new.get(exclusive), bool):  # draft 4's
@@ -50,8 +116,8 @@ def check_values(new: dict[str, Any], place: str) -> None:
     Raises:
         GrammarError: they cannot.
     """
-    for value in [new["const"]] if "const" in new else new.get("enum", []):
-        _check_value(value, within(place, "const" if "const" in new else "enum"))
+    keyword = "const" if "const" in new else "enum"
+    _check_value(new.get(keyword), within(place, keyword))
     # Additional names may be repeated in a grammar, and then count once only.
     open_ended = new.get("additionalProperties", True) is not False or "patternProperties" in new
     if open_ended and new.get("minProperties", 0) - len(new.get("required", [])) > 1:
@@ -67,3 +133,121 @@ def _check_value(value: Any, place: str) -> None:
         raise GrammarError("has control characters, which are not supported", place)
     elif is_number(value) and (abs(value) > _MOST or float(value) != value):
         raise GrammarError("is a number that is too large to be written exactly", place)
+
+
+# -- names and sets ------------------------------------------------------------------------
+
+
+def hold_names(new: dict[str, Any], names: dict[str, Any], value: Any, place: str) -> None:
+    """Allow no other names than these.
+
+    Args:
+        new: a schema that was rewritten, but for its names. It allows fewer values from then on.
+        names: the keywords of its `propertyNames` that have an effect.
+        value: for a name without a schema of its own, rewritten.
+        place: of the names' schema.
+
+    Raises:
+        GrammarError: they cannot be held to.
+    """
+    if "string" not in types_of(names):
+        raise GrammarError("must allow texts", place)
+    if names.keys() <= _LISTED and names.keys() & {"const", "enum"}:
+        if "patternProperties" in new:
+            raise GrammarError("is not supported beside patternProperties", place)
+        listed = [names["const"]] if "const" in names else names["enum"]
+        texts = [n for n in listed if isinstance(n, str) and n in names.get("enum", listed)]
+        own = new.get("properties", {})
+        new["properties"] = {name: own.get(name, value) for name in texts}
+        new["additionalProperties"] = False
+        return
+    if not names.keys() <= _DESCRIBED:
+        words = "is supported only with enum or const, or with pattern, lengths and format"
+        raise GrammarError(words, place)
+    if new.get("properties"):
+        raise GrammarError("is not supported beside properties", place)
+    patterns = _patterns_of(names, place)
+    if len(patterns) > 1 or (patterns and "patternProperties" in new):
+        words = "is supported only with one of pattern, lengths and format, and alone"
+        raise GrammarError(words, place)
+    for pattern in patterns:
+        check_pattern(pattern, within(place, "pattern"))
+        new["patternProperties"] = {pattern: value}
+        new["additionalProperties"] = False
+
+
+def _patterns_of(names: dict[str, Any], place: str) -> list[str]:
+    patterns = [names["pattern"]] if "pattern" in names else []
+    if "minLength" in names or "maxLength" in names:
+        most = names.get("maxLength")
+        bounds = f"{int(names.get('minLength', 0))},{'' if most is None else int(most)}"
+        patterns.append(rf"^[\s\S]{{{bounds}}}$")
+    name = names.get("format")
+    if name in schema_formats.COMPILED:
+        raise GrammarError(f"{name!r} is not supported here", within(place, "format"))
+    if name in schema_formats.PATTERNS:
+        patterns.append(schema_formats.PATTERNS[name])
+    return patterns
+
+
+def hold_unique(new: dict[str, Any], items: dict[str, Any], place: str) -> None:
+    """Allow no value twice in an array. Values keep the order in which the schema has them.
+
+    Args:
+        new: a schema that was rewritten, but for this.
+        items: the keywords of its `items` that have an effect.
+        place: of `uniqueItems`.
+
+    Raises:
+        GrammarError: there are too many values.
+    """
+    if "array" not in types_of(new) or new.get("maxItems", 2) <= 1:
+        return
+    values = _values(items)
+    if values is None or types_of(new) != ["array"] or "prefixItems" in new:
+        raise GrammarError(_UNIQUE, place)
+    new.pop("items", None)
+    least, most = new.get("minItems", 0), min(new.get("maxItems", len(values)), len(values))
+    sets = [
+        {
+            "type": "array",
+            "prefixItems": [{"const": value} for value in each],
+            "items": False,
+            "minItems": size,
+        }
+        for size in range(least, most + 1)
+        for each in combinations(values, size)
+    ]
+    if not sets:
+        raise GrammarError("leaves no array that is long enough", place)
+    new["allOf"] = [*new.get("allOf", []), {"anyOf": sets}]
+
+
+def _values(items: dict[str, Any]) -> list[Any] | None:
+    """All values of a schema; None where they cannot be listed."""
+    types = types_of(items)
+    listed = [False, True] if types == ["boolean"] else None
+    if "enum" in items or "const" in items:
+        listed = items.get("enum", [items.get("const")])
+    if listed is None or not items.keys() <= _LISTED or {"enum", "const"} <= items.keys():
+        return None
+    found: dict[Any, Any] = {}
+    for value in listed:
+        key = comparable(value)
+        if key is None:
+            return None
+        whole = key[0] == "number" and value == int(value)
+        if "type" not in items or key[0] in types or (whole and "integer" in types):
+            found.setdefault(key, value)
+    return list(found.values()) if len(found) <= _MOST_VALUES else None
+
+
+def comparable(value: Any) -> tuple[str, Any] | None:
+    """Give a value's type and what is equal for equal values; None for arrays and objects."""
+    if value is None:
+        return "null", None
+    if is_number(value):
+        return "number", value  # equal to a float that is equal
+    if isinstance(value, str | bool):
+        return "string" if isinstance(value, str) else "boolean", value
+    return None

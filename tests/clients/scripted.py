@@ -143,7 +143,7 @@ class Script:
     """
 
     def __init__(self, tokenizer: Path) -> None:
-        from umbel.models.text.grammar_tokens import without_prefix  # noqa: PLC0415  (as below)
+        from umbel.models.text.grammar import without_prefix  # noqa: PLC0415  (as below)
 
         text = tokenizer.read_text()
         self._tokenizer = Tokenizer.from_str(text)

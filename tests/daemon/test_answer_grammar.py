@@ -7,8 +7,7 @@ import pytest
 
 from umbel.daemon.answer_grammar import conversation_grammar, text_grammar
 from umbel.models.params import Grammar
-from umbel.models.text.constraint import JSONObject
-from umbel.models.text.conversation import Conversation, Message, Tool, ToolChoice
+from umbel.models.text.conversation import Conversation, JSONObject, Message, Tool, ToolChoice
 from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.models.text.harmony import TOKENS
 from umbel.models.text.output import OutputParser

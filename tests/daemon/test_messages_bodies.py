@@ -10,10 +10,10 @@ from umbel.daemon.failures import APIError
 from umbel.daemon.protocols.generation_request import GenerationRequest
 from umbel.daemon.protocols.messages import CountRequest, MessagesFields, MessagesRequest
 from umbel.daemon.protocols.signature import hidden_in, sign
-from umbel.models.text.constraint import JSONSchema
 from umbel.models.text.conversation import (
     CacheHint,
     Conversation,
+    JSONSchema,
     Message,
     Tool,
     ToolCall,

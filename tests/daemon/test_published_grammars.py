@@ -16,8 +16,15 @@ import umbel.models  # noqa: F401  (before mlx.core, which the loader imports)
 from umbel.daemon.answer_grammar import HeldTo, conversation_grammar
 from umbel.models.load.loader import load
 from umbel.models.params import Grammar
-from umbel.models.text.constraint import Constraint, JSONObject, JSONSchema
-from umbel.models.text.conversation import Conversation, Message, Tool, ToolChoice
+from umbel.models.text.conversation import (
+    Constraint,
+    Conversation,
+    JSONObject,
+    JSONSchema,
+    Message,
+    Tool,
+    ToolChoice,
+)
 from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.models.text.harmony import ANALYSIS, FINAL, NEXT
 from umbel.models.text.output import OutputParser

@@ -12,8 +12,7 @@ from umbel.daemon.protocols.response_items import MAX_ITEMS
 from umbel.daemon.protocols.response_messages import MAX_REFERRED, read_items
 from umbel.daemon.protocols.responses import ReadResponse, ResponsesRequest
 from umbel.daemon.protocols.signature import sign
-from umbel.models.text.constraint import JSONObject, JSONSchema
-from umbel.models.text.conversation import Conversation, Message, ToolCall
+from umbel.models.text.conversation import Conversation, JSONObject, JSONSchema, Message, ToolCall
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a":1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "2"}

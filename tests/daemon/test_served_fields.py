@@ -12,8 +12,7 @@ from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.generation_request import GenerationBody, GenerationRequest
 from umbel.daemon.protocols.messages import MessagesRequest
 from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.models.text.constraint import JSONObject, JSONSchema
-from umbel.models.text.conversation import Conversation
+from umbel.models.text.conversation import Conversation, JSONObject, JSONSchema
 
 SAID = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "required": ["a"]}

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from umbel.models.params import SamplingParams
-from umbel.models.text.constraint import Choice, Constraint, JSONObject, JSONSchema, Regex
+from umbel.models.text.conversation import Choice, Constraint, JSONObject, JSONSchema, Regex
 from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason

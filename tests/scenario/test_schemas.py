@@ -23,7 +23,7 @@ from jsonschema.validators import validator_for
 from umbel.daemon.config import Settings
 from umbel.models.errors import GrammarError
 from umbel.models.params import SamplingParams
-from umbel.models.text.constraint import JSONSchema
+from umbel.models.text.conversation import JSONSchema
 from umbel.models.text.grammar import Grammar
 from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.scheduler.errors import ComputationError

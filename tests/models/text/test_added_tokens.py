@@ -7,8 +7,7 @@ import pytest
 
 from umbel.models.params import Grammar
 from umbel.models.text.codec import TextCodec
-from umbel.models.text.constraint import JSONObject, JSONSchema, Reasoning, ToolCalls
-from umbel.models.text.conversation import Tool
+from umbel.models.text.conversation import JSONObject, JSONSchema, Reasoning, Tool, ToolCalls
 from umbel.models.text.formats import HARMONY
 from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.models.text.harmony import TOKENS

@@ -11,8 +11,7 @@ from jsonschema import Draft202012Validator
 from umbel.models.errors import GrammarError
 from umbel.models.params import Grammar
 from umbel.models.text.codec import TextCodec
-from umbel.models.text.constraint import JSONSchema, Reasoning, ToolCalls
-from umbel.models.text.conversation import Tool
+from umbel.models.text.conversation import JSONSchema, Reasoning, Tool, ToolCalls
 from umbel.models.text.formats import HARMONY, OutputFormat
 from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.models.text.harmony import TOKENS

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, TypeAdapter, conlist, constr
 from typing_extensions import TypedDict
 
 from umbel.models.errors import GrammarError
-from umbel.models.text.constraint import JSONSchema
+from umbel.models.text.conversation import JSONSchema
 from umbel.models.text.grammar import Grammar
 from umbel.models.text.grammar_compiler import GrammarCompiler
 

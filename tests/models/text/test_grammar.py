@@ -12,16 +12,16 @@ from tokenizers import Tokenizer
 from umbel.models.errors import GrammarError, MatcherError
 from umbel.models.text import grammar_compiler as module
 from umbel.models.text.call_grammar import call_form
-from umbel.models.text.constraint import (
+from umbel.models.text.conversation import (
     Choice,
     Constraint,
     JSONObject,
     JSONSchema,
     Reasoning,
     Regex,
+    Tool,
     ToolCalls,
 )
-from umbel.models.text.conversation import Tool
 from umbel.models.text.grammar import Grammar
 from umbel.models.text.grammar_compiler import GrammarCompiler
 

@@ -12,10 +12,10 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from umbel.models.errors import GrammarError
-from umbel.models.text.constraint import JSONObject, JSONSchema
+from umbel.models.text.conversation import JSONObject, JSONSchema
 from umbel.models.text.grammar_compiler import GrammarCompiler
-from umbel.models.text.schema_form import check
-from umbel.models.text.schema_meaning import SchemaReader
+from umbel.models.text.schema_check import check
+from umbel.models.text.schema_rewrite import SchemaReader
 
 from .test_grammar import follow
 

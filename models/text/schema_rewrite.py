@@ -5,21 +5,37 @@ places. So a schema is rewritten for it: what it honours is kept, references lea
 targets, annotations are dropped, and whatever else would change which values are valid is refused.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import GrammarError
-from .schema_form import COUNTS, DEEPEST, MOST_NODES, check, measure, types_of, within
-from .schema_keywords import KEPT, MANY, effective, has_unsupported_effect
-from .schema_names import hold_names
-from .schema_references import LOOKED_THROUGH, References, Target
-from .schema_sets import hold_unique
-from .schema_slips import mended
-from .schema_texts import check_pattern, hold_text
-from .schema_unions import Facts, additions
-from .schema_values import check_values, count, set_bounds
-from .schema_weight import Scale
+from .schema_check import (
+    COUNTS,
+    DEEPEST,
+    KEPT,
+    MOST_NODES,
+    Scale,
+    check,
+    effective,
+    has_unsupported_effect,
+    measure,
+    mended,
+    types_of,
+    within,
+)
+from .schema_references import LOOKED_THROUGH, Facts, References, Target, additions
+from .schema_values import (
+    check_pattern,
+    check_values,
+    count,
+    hold_names,
+    hold_text,
+    hold_unique,
+    set_bounds,
+)
 
 _DEFINITIONS = "#/$defs/"
+_LISTS = frozenset({"allOf", "anyOf", "prefixItems"})
 
 
 class SchemaReader:
@@ -29,7 +45,7 @@ class SchemaReader:
         roots: what was rewritten.
         definitions: what `#/$defs/…` in it refers to.
         noted: all schemas in these, with the places where they stood.
-        patterns: of names, and where they stood.
+        patterns: of texts and names, and where they stood.
     """
 
     def __init__(self) -> None:
@@ -51,9 +67,8 @@ class SchemaReader:
         """
         self._nodes += measure(schema, place)
         if self._nodes > MOST_NODES:
-            raise GrammarError(
-                f"is too large: with those before it, over {MOST_NODES} values", place
-            )
+            words = f"is too large: with those before it, over {MOST_NODES} values"
+            raise GrammarError(words, place)
         schema = mended(schema)
         check(schema, place)
         before = len(self.noted)
@@ -62,10 +77,6 @@ class SchemaReader:
         for rewritten, where in self.noted[before:]:
             scale.weigh(rewritten, where)
         return self.roots[-1]
-
-    def places(self) -> dict[int, str]:
-        """Where what was rewritten stood, by identity."""
-        return {id(rewritten): place for rewritten, place in self.noted}
 
     def note(self, rewritten: dict[str, Any], place: str) -> None:
         """Remember where a schema stood.
@@ -77,6 +88,11 @@ class SchemaReader:
         if len(self.noted) > MOST_NODES:
             raise GrammarError("leads to too many schemas by way of references", place)
 
+    def note_patterns(self, patterns: Iterable[str], place: str) -> None:
+        """Remember where patterns stood."""
+        for pattern in patterns:
+            self.patterns.setdefault(pattern, place)
+
 
 class _Document:
     """One schema, and what its references refer to."""
@@ -85,7 +101,7 @@ class _Document:
         self._reader = reader
         self._references = References(schema, place)
         self._names: dict[tuple[str, frozenset[str]], str] = {}
-        self._facts = Facts(self._references.resolved)
+        self._facts = Facts(self._references)
         self._left: list[tuple[str, Target]] = []
         self._inside: list[str] = []  # targets that are being copied
         self._depth = 0
@@ -128,14 +144,24 @@ class _Document:
         self._references.other_base |= self._references.has_other_base(schema)
         for keyword in schema:
             self._keyword(new, schema, keyword, within(place, keyword))
+        for pattern in schema.get("patternProperties", {}):
+            at = within(within(place, "patternProperties"), pattern)
+            check_pattern(pattern, at)
+            self._reader.note_patterns([pattern], at)
         if "propertyNames" in schema and "object" in types_of(schema):
             self._hold_names(new, schema["propertyNames"], within(place, "propertyNames"))
         if schema.get("uniqueItems"):
-            self._hold_unique(new, schema.get("items"), place)
+            items = schema.get("items", {})
+            target = self._references.resolved(items, within(place, "items"))
+            known = effective(target) if isinstance(target, dict) else {}
+            hold_unique(new, known, within(place, "uniqueItems"))
         self._references.other_base = outer
         self._depth -= 1
-        for part in hold_text(new, schema, place):
+        more = hold_text(new, schema, place)
+        for part in more:
             self._reader.note(part, place)
+        patterns = [part["pattern"] for part in (new, *more) if "pattern" in part]
+        self._reader.note_patterns(patterns, within(place, "pattern"))
         set_bounds(new, place)
         check_values(new, place)
         return new
@@ -148,31 +174,21 @@ class _Document:
             new[keyword] = count(keyword, int(value), place)
         elif keyword in KEPT:
             new[keyword] = value
-        elif keyword in MANY or (keyword == "items" and _is_list(value)):
+        elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
             several = [self._rewrite(each, within(place, i)) for i, each in enumerate(value)]
             new["prefixItems" if keyword == "items" else keyword] = several
         elif keyword == "oneOf":
             self._one_of(new, schema, place)
         elif keyword in {"patternProperties", "properties"}:
-            new[keyword] = self._by_name(keyword, value, place)
+            new[keyword] = {n: self._rewrite(each, within(place, n)) for n, each in value.items()}
         elif keyword in {"additionalProperties", "items"}:
             new[keyword] = self._rewrite(value, place)
-        elif keyword == "additionalItems" and _is_list(schema.get("items")):
+        elif keyword == "additionalItems" and isinstance(schema.get("items"), list):
             new["items"] = self._rewrite(value, place)
         elif keyword == "$ref":
-            new["$ref"] = self._reference(value, place)
+            new["$ref"] = self._refer(self._references.target(value, place), frozenset())
         elif has_unsupported_effect(keyword, schema):
             raise GrammarError("is not supported", place)
-
-    def _by_name(self, keyword: str, schemas: dict[str, Any], place: str) -> dict[str, Any]:
-        if keyword == "properties":
-            return {n: self._rewrite(each, within(place, n)) for n, each in schemas.items()}
-        new: dict[str, Any] = {}
-        for pattern, each in schemas.items():
-            at = self._reader.patterns[pattern] = within(place, pattern)
-            check_pattern(pattern, at)
-            new[pattern] = self._rewrite(each, at)
-        return new
 
     def _hold_names(self, new: dict[str, Any], names: Any, place: str) -> None:
         target = self._references.resolved(names, place)
@@ -185,15 +201,7 @@ class _Document:
         if isinstance(value, dict):  # not copied: there may be many names
             value = {"$ref": self._define(value)}
         hold_names(new, known, value, place)
-        self._reader.patterns.update(dict.fromkeys(new.get("patternProperties", {}), place))
-
-    def _hold_unique(self, new: dict[str, Any], items: Any, place: str) -> None:
-        at = within(place, "items")
-        target = {} if items is None or _is_list(items) else self._references.resolved(items, at)
-        known = effective(target) if isinstance(target, dict) else {}
-        hold_unique(new, known, within(place, "uniqueItems"))
-
-    # -- options -----------------------------------------------------------------------
+        self._reader.note_patterns(new.get("patternProperties", {}), place)
 
     def _one_of(self, new: dict[str, Any], schema: dict[str, Any], place: str) -> None:
         """Write options as `anyOf` where they can be told apart; else the compiler must do it."""
@@ -231,11 +239,6 @@ class _Document:
         finally:
             self._inside.pop()
 
-    # -- references --------------------------------------------------------------------
-
-    def _reference(self, reference: str, place: str) -> str:
-        return self._refer(self._references.target(reference, place), frozenset())
-
     def _refer(self, target: Target, names: frozenset[str]) -> str:
         """Refer to a schema, whose values must have some names besides those that it requires."""
         if (target.place, names) not in self._names:
@@ -253,7 +256,3 @@ class _Document:
 def _requiring(schema: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     required = schema.get("required", [])
     return {**schema, "required": [*required, *sorted(names.difference(required))]}
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
