@@ -2,7 +2,7 @@
 
     uv run python benchmarks/attention_plans.py            # a GPU, Llama-3.1-8B's shapes
 
-On CUDA MLX plans attention for each shape that it meets (`models/attention/planned.py`). Each
+On CUDA MLX plans attention for each shape that it meets (`models/backends/cuda/planned.py`). Each
 conversation begins with a prompt of another length, computed chunk by chunk, and each of its turns
 brings another number of tokens. Both ways compute the same; their shapes differ, so that neither
 finds plans of the other. Random weights.
@@ -13,7 +13,7 @@ import json
 import random
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,22 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.models.prepare import prepare
+from umbel.models.backends.cuda import CUDA, Cuda
+from umbel.models.backends.metal import Metal
+from umbel.models.backends.prepare import prepare
 from umbel.models.runner import ModelRunner
 
 TURN = 20, 400
 """Tokens that a turn brings: at least, and below."""
+
+
+class Unplanned(Cuda):
+    """CUDA's operations, but attention as MLX computes it: in each shape."""
+
+    attend = Metal.attend
+
+
+UNPLANNED = Unplanned()
 
 
 @dataclass
@@ -85,7 +96,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     options = parser.parse_args(arguments)
     model, runner = make(options.shape)
-    vocab_size, device = SHAPES[options.shape]["vocab_size"], runner.device
+    vocab_size, backend = SHAPES[options.shape]["vocab_size"], runner.backend
     rng = random.Random(0)  # noqa: S311  (not a secret)
     conversations = [
         [rng.randrange(options.most // 2, options.most)]
@@ -99,7 +110,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
           "| last |\n|---|" + "---:|" * 4)  # fmt: skip
     found = []
     for few in (True, False):
-        prepare(model, replace(device, plans_attention=few))
+        prepare(model, CUDA if few else UNPLANNED)
         talk(runner, vocab_size, [options.chunk, *TURN], options.chunk)  # kernels are loaded
         start = time.perf_counter()
         times = [talk(runner, vocab_size, each, options.chunk) for each in conversations]
@@ -110,7 +121,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
         name = "in few shapes" if few else "in each shape"
         cells = [one.wall_s, one.chunk_ms, one.first_ms, one.last_ms]
         print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
-    prepare(model, device)
+    prepare(model, backend)
     if options.out:
         options.out.write_text(json.dumps([asdict(one) for one in found], indent=1))
     return found

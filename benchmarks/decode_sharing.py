@@ -22,10 +22,10 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
+from umbel.models.backends.prepare import prepare, restore
 from umbel.models.kv.spans import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
-from umbel.models.prepare import prepare, restore
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import launch
 
@@ -161,7 +161,7 @@ def compare(
         )
         for name, steps, held in ways:
             if name == "umbel":
-                prepare(model, runner.device)
+                prepare(model, runner.backend)
             else:
                 restore(model)
             result = measure(steps, count, held)
@@ -209,7 +209,7 @@ def main() -> None:
     print("|---|" + "---:|" * 9, flush=True)
     found = []
     for rows, shared in TABLE[options.shape]:
-        prepare(model, runner.device)
+        prepare(model, runner.backend)
         span = prefix(runner, shared, vocab_size)
         found.append(compare(model, runner, rows, span, options.steps))
         span.close()

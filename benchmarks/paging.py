@@ -29,11 +29,11 @@ from umbel.cachestore.paging.pager import Pager
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
+from umbel.models.backends import device_name
 from umbel.models.kv.packed import pack_suffix
 from umbel.models.kv.spans import PackedSpan
 from umbel.models.kv.stored import DiskCodec, HostArray
 from umbel.models.kv.token_layer import in_parts
-from umbel.models.runtime import backend
 
 MIB = 1 << 20
 BUDGET = 16 << 30
@@ -52,7 +52,7 @@ class CopiesAtOnce(DiskCodec):
     def _hosted(self, arrays: Sequence[mx.array], which: tuple[Any, ...]) -> dict[str, HostArray]:
         hosted = {}
         for number, array in enumerate(arrays):
-            own = mx.array(array[which]) if backend() == "cuda" else mx.contiguous(array[which])
+            own = mx.array(array[which]) if device_name() == "cuda" else mx.contiguous(array[which])
             bits = own.view(mx.uint16)
             mx.eval(bits)
             hosted[str(number)] = HostArray("BF16", tuple(own.shape), [np.asarray(bits)])
@@ -143,7 +143,7 @@ def main() -> None:
     args = parser.parse_args()
     mx.random.seed(0)
     codecs = {"at once": CopiesAtOnce(), "apart": DiskCodec(host_reads=False)}
-    if backend() != "cuda":
+    if device_name() != "cuda":
         codecs["in place"] = DiskCodec(host_reads=True)
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
@@ -156,7 +156,7 @@ def main() -> None:
             for name in names:
                 ways[str(name)].turn(args.tokens, args.layers, args.heads)
         for name, way in ways.items():
-            print(json.dumps({"way": name, "backend": backend(), **way.close()}))
+            print(json.dumps({"way": name, "backend": device_name(), **way.close()}))
     finally:
         shutil.rmtree(folder)
 

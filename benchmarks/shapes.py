@@ -9,8 +9,8 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 from mlx_lm.models import llama
 
+from umbel.models.backends import choose
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.load.device import device_policy
 from umbel.models.runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def make(shape: str) -> tuple[Any, ModelRunner]:
         model=model,
         layout=CacheLayout(model),
         text=SimpleNamespace(vocab_size=args.vocab_size),
-        device=device_policy(),
+        backend=choose(),
     )
     return model, ModelRunner(cast("LoadedModel", loaded))
 

@@ -17,9 +17,9 @@ from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
+from ..models.backends import Limits
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
-from ..models.load.device import DevicePolicy
 from ..models.load.loader import LoadedModel, LoadPhase
 from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
@@ -118,7 +118,7 @@ def assemble(
         log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
     weights = max(loaded.weight_bytes, runner.resident - memory.held)
     budget = memory.enter(loaded.name, weights)
-    keep_freed_memory(min(budget // _FREED_SHARE, loaded.device.most_freed))
+    keep_freed_memory(min(budget // _FREED_SHARE, runner.limits.freed_bytes))
     chunk = prefill_chunk(settings, runner, budget)
     if settings.exact:
         runner.profile.least_chunk = chunk
@@ -152,7 +152,7 @@ def assemble(
             eos_ids=loaded.text.eos_ids,
             prefill_chunk=chunk,
             max_batch=settings.max_batch,
-            max_stall=max_stall(settings, loaded.device),
+            max_stall=max_stall(settings, runner.limits),
             exact=settings.exact,
             token_bytes=weights,
         )
@@ -160,10 +160,10 @@ def assemble(
     return Assembly(engine, runner, cache, governor, context, bound, budget, disk, pager, pins)
 
 
-def max_stall(settings: Settings, device: DevicePolicy) -> float:
+def max_stall(settings: Settings, limits: Limits) -> float:
     """For how long a prompt's call may keep streams waiting, in seconds."""
     asked = settings.max_stall_ms
-    return (device.max_stall_ms if asked is None else asked) / 1000
+    return limits.max_stall if asked is None else asked / 1000
 
 
 def open_folders(settings: Settings, names: Collection[str]) -> ModelFolders | None:
@@ -235,7 +235,7 @@ def _warm_up(
     go_on: Callable[[], object],
 ) -> None:
     """Compile the kernels of as many rows as there is memory for."""
-    if settings.warmup == "quick" and runner.device.warms_up:
+    if settings.warmup == "quick" and runner.limits.warms_up:
         begin("warming up")
         warm_up(runner, settings.max_batch, nbytes=budget, chunk=chunk, go_on=go_on)
 
@@ -251,7 +251,7 @@ def _pager(
     return Pager(
         cache,
         disk,
-        DiskCodec(host_reads=loaded.device.host_reads, form=runner.state_form()),
+        DiskCodec(host_reads=runner.limits.host_reads, form=runner.state_form()),
         budget=folders.budget,
         fingerprint=loaded.fingerprint,
         make_room=make_room,

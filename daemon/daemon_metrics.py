@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from .. import __version__
 from ..cachestore.disk.writer import State as DiskState
 from ..cachestore.ledger import Kind
-from ..models.runtime import BLAS, backend, memory_statistics
+from ..models.runtime import BLAS, device_name, memory_statistics
 from ..scheduler.statistics import EngineStatistics, MemoryUse
 from .metrics import gauge
 
@@ -82,7 +82,7 @@ class DaemonMetrics(Collector):
         yield from _cache(view)
 
     def _itself(self, view: DaemonView) -> Iterator[Metric]:
-        labels = {"version": __version__, "backend": backend(), "blas": BLAS.name}
+        labels = {"version": __version__, "backend": device_name(), "blas": BLAS.name}
         info = GaugeMetricFamily(
             "umbel_info", "The value is always 1; the labels describe the build.", labels=[*labels]
         )

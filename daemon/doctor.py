@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from .. import __version__
 from ..models import BLAS, KERNELS
-from ..models.runtime import backend, device_memory, matmul_gflops
+from ..models.runtime import device_memory, device_name, matmul_gflops
 from .config import Settings
 from .findings import Finding
 from .install_method import InstallMethod, install_method
@@ -56,7 +56,7 @@ def _mlx(method: InstallMethod, nvidia: Path) -> Finding:
         method: how umbel was installed.
         nvidia: the file that a machine with NVIDIA GPUs has.
     """
-    name = backend()
+    name = device_name()
     again = "" if method.lasts else " (again after each upgrade)"
     if len(_backends()) > 1:
         text = f"computes on {name}; {' and '.join(_backends())} have overwritten each other's file"
@@ -80,7 +80,7 @@ def _backends() -> list[str]:
 
 def _blas() -> Finding:
     speed = matmul_gflops()
-    if backend() == "cpu" and (not BLAS.fast or speed < _SLOW_GFLOPS):
+    if not BLAS.fast or speed < _SLOW_GFLOPS:
         advice = BLAS.advice or "other programs may be using the processor"
         text = f"{BLAS.name}, {speed:.0f} GFLOP/s in fp32"
         return Finding("warning", "blas", text, advice)

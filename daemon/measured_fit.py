@@ -27,7 +27,7 @@ def prefill_chunk(settings: Settings, runner: ModelRunner, budget: int) -> int:
     """
     if settings.prefill_chunk is not None:
         return settings.prefill_chunk
-    chunk = _LEAST_CHUNK if settings.exact else runner.device.prefill_chunk
+    chunk = _LEAST_CHUNK if settings.exact else runner.limits.prefill_chunk
     while chunk > _LEAST_CHUNK:
         taken = runner.profile.prefill(PlannedChunk(chunk, chunk, 0)).nbytes
         if taken * _CHUNK_SHARE <= budget:

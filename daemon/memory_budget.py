@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from ..cachestore.governor import MemoryPool
 from ..cachestore.ledger import Kind, Size
-from ..models.device_memory import DeviceMemory
+from ..models.backends.memory import DeviceMemory
 from .config import Settings
 from .errors import StartError
 

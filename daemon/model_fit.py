@@ -6,7 +6,7 @@ The daemon measures what computing takes; here it is estimated. All else is the 
 import msgspec
 
 from ..cachestore.governor import max_copy_bytes
-from ..models.device_memory import DeviceMemory, gpu_memory, host_memory, mac_memory
+from ..models.backends.memory import DeviceMemory, gpu_memory, host_memory, mac_memory
 from ..models.estimate.facts import ModelFacts
 from ..models.memory_profile import MemoryProfile
 from ..models.params import KVQuantization
@@ -51,15 +51,15 @@ def machine_of(planned: Planned) -> Machine:
 
 
 def _this_machine() -> Machine:
-    from ..models.runtime import device_memory  # noqa: PLC0415  (planning needs no MLX)
+    from ..models.backends.memory import device_memory  # noqa: PLC0415  (planning needs no MLX)
 
     return Machine(device_memory(), fp32=_this_device() is Device.CPU)
 
 
 def _this_device() -> Device:
-    from ..models.runtime import backend  # noqa: PLC0415  (planning needs no MLX)
+    from ..models.backends import device_name  # noqa: PLC0415  (planning needs no MLX)
 
-    return {"cpu": Device.CPU, "metal": Device.MAC, "cuda": Device.GPU}[backend()]
+    return {"cpu": Device.CPU, "metal": Device.MAC, "cuda": Device.GPU}[device_name()]
 
 
 class Fit(msgspec.Struct, frozen=True):

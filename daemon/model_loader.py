@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import structlog
 
 from ..cachestore.disk.model_folders import ModelFolders
-from ..models.load.device import device_policy
+from ..models.backends import limits_of
 from ..models.load.faults import failures_in_words
 from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
-from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
+from ..models.runtime import BLAS, device_memory, device_name, give_freed_memory_back
 from ..scheduler.errors import UnavailableError
 from ..scheduler.handoff import Handoff
 from ..scheduler.limits import RETRY_AFTER
@@ -99,7 +99,7 @@ class ModelLoader:
         Raises:
             ModelError: there is none, or it cannot be loaded.
         """
-        log.info("loading", model=slot.source, backend=backend(), blas=BLAS.name)
+        log.info("loading", model=slot.source, backend=device_name(), blas=BLAS.name)
         watch = Watch(downloaded, self.stop, self._settings().download_timeout)
         source = await _in_background(lambda: find(slot.source, begin, watch))
         begin("loading")
@@ -112,7 +112,7 @@ class ModelLoader:
         settings, quantization = self._settings(), None
         if settings.kv_bits is not None:
             quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
-        return OpenedModel(source, quantization)
+        return OpenedModel(source, quantization, settings.backend)
 
     def fits(self, weights: int, beside: list[int]) -> bool:
         """Whether weights have room beside those of others, with the share of state."""
@@ -276,7 +276,8 @@ class ModelLoader:
             return fn(*args)
         finally:
             taken = time.monotonic() - begun
-            if waits and taken > max_stall(self._settings(), device_policy()):
+            settings = self._settings()
+            if waits and taken > max_stall(settings, limits_of(settings.backend)):
                 log.warning(
                     "streams of other models waited",
                     loading=slot.name,

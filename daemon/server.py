@@ -15,7 +15,7 @@ import uvloop
 from ..models import KERNELS
 from ..models.errors import ModelError
 from ..models.load import open_files  # noqa: F401  (the first import of mlx-lm)
-from ..models.runtime import BLAS, backend, release_thread
+from ..models.runtime import BLAS, release_thread
 from ..scheduler.errors import UnavailableError
 from ..scheduler.thread import MLXThread
 from . import launchd
@@ -301,7 +301,7 @@ class Daemon:
             log.warning("body_bytes holds no prompt as long as the context", tokens=longest)
 
     def _warn_of_libraries(self) -> None:
-        if backend() == "cpu" and not BLAS.fast:
+        if not BLAS.fast:
             log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)
         if KERNELS.fault:
             log.warning("compiled code is not kept", reason=KERNELS.fault)

@@ -9,7 +9,7 @@ import msgspec
 from .. import __version__
 from ..cachestore.disk.model_folders import ModelFolders, StoredModel
 from ..cachestore.disk.writer import DiskStatistics
-from ..models.runtime import BLAS, backend, memory_statistics
+from ..models.runtime import BLAS, device_name, memory_statistics
 from ..scheduler.statistics import EngineStatistics, MemoryUse, RequestStatistics
 from .arrivals import Arrivals, ArrivalStatus
 from .assembly import Phase
@@ -211,7 +211,7 @@ def status(
         tenant: who is told of itself alone; None for who is told all.
         allowed: the models that it may use; None for all.
     """
-    picture = Status(state=state, backend=backend(), blas=BLAS.name)
+    picture = Status(state=state, backend=device_name(), blas=BLAS.name)
     picture.arriving = arrivals.describe(_MOST_REQUESTS, tenant)
     if tenant is None:
         memory = memory_statistics()

@@ -6,9 +6,8 @@ this user's own for compiled code, takes back a bound that would end a CUDA daem
 more graphs and plans there. It must therefore stay free of imports that reach mlx.
 """
 
-from .load.blas import preload
-from .load.cuda import count_no_cache_misses, keep_graphs, keep_plans
-from .load.kernel_folder import keep_kernels
+from .backends.blas import preload
+from .backends.environment import keep_kernels, set_bounds
 
 BLAS = preload()
 """What stands behind MLX's matrix products on the CPU of this process."""
@@ -16,6 +15,4 @@ BLAS = preload()
 KERNELS = keep_kernels()
 """Where MLX's compiled code lies."""
 
-count_no_cache_misses()
-keep_graphs()
-keep_plans()
+set_bounds()

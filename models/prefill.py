@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from .backends.output_rows import OutputRows
 from .kv.sequence_cache import SequenceCache
-from .output_rows import OutputRows
 
 
 def prefill(model: Any, tokens: Sequence[int], cache: SequenceCache) -> None:

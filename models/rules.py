@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .load.device import DevicePolicy
+from .backends import Limits
 from .load.probe import Batching
 from .memory_profile import StateSizes
 from .planned_for import Rules
@@ -12,11 +12,11 @@ _LEAST_ROW = 64  # tokens; below these, overhead is all there is
 _ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 
-def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: bool) -> Rules:
+def rules_of(limits: Limits, way: Batching, *, exact: bool, reads_parts: bool) -> Rules:
     """Rules that the model and the device determine, before the budget is known.
 
     Args:
-        device: how the model is run.
+        limits: of the device.
         way: how its sequences decode together, if they do.
         exact: see `ModelRunner`.
         reads_parts: its attention reads a prefix span by span.
@@ -26,10 +26,10 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         batches=way.one_by_one is None,
         contiguous=not reads_parts,
         gathers=way.mask_axes > 0,
-        row_limit=device.row_limit,
-        row_multiple=device.row_multiple,
-        own=device.row_limit // 2,
-        overlaps=device.overlaps,
+        row_limit=limits.row_limit,
+        row_multiple=limits.row_multiple,
+        own=limits.row_limit // 2,
+        overlaps=limits.overlaps,
     )
 
 

@@ -39,7 +39,6 @@ from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
 from .prefill import complete, prefill
-from .prepare import prepare
 from .rules import rules_of, rules_within
 from .runtime import launch, launch_in_turn, peak_of, resident_bytes
 from .sampling import sample
@@ -71,8 +70,9 @@ class ModelRunner:
         shapes: shapes of batches that have been computed with.
         profile: what sequences and steps take.
         resident: bytes that were active when it was made: the weights.
-        device: how it is run.
-        overlaps: whether the device computes while the host goes on; see `DevicePolicy`.
+        backend: how it is run.
+        limits: the backend's.
+        overlaps: whether the device computes while the host goes on; see `Limits`.
         placement: where the state of sequences lies.
     """
 
@@ -89,14 +89,15 @@ class ModelRunner:
         self._layout = loaded.layout
         self._vocab_size = loaded.text.vocab_size
         self.shapes: set[tuple[int, ...]] = set()
-        self.device = loaded.device
-        self.overlaps = loaded.device.overlaps
+        self.backend = loaded.backend
+        self.limits = loaded.backend.limits
+        self.overlaps = self.limits.overlaps
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
-        self._outputs = prepare(loaded.model, loaded.device)
+        self._outputs = self.backend.prepare(loaded.model)
         with interruptible(loaded.model, go_on) as model:
             way = self._find_out(loaded, model, measured)
-        self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
+        self.use(rules_of(self.limits, way, exact=exact, reads_parts=self._reads_parts))
 
     def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
         """Try out how the model's sequences run together, and measure what they take."""
@@ -111,7 +112,7 @@ class ModelRunner:
         self.profile = measure(
             loaded.layout,
             lambda tokens, cache: prefill(model, tokens, cache),
-            loaded.device,
+            loaded.backend,
             loaded.text.vocab_size,
             contiguous=exact,
             multiple=EXACT_ROWS if exact and self.batches else 1,
@@ -125,20 +126,20 @@ class ModelRunner:
 
         def probe() -> Probed:
             trials = Trials(model, loaded.layout)
-            way = batching(trials, loaded.device)
+            way = batching(trials, loaded.backend)
             parts = way.one_by_one is None and reads_parts(trials)
             return Probed(way, parts, head_known(trials, self._outputs))
 
         if folder is None:
             return probe()
-        return probed_once(folder, (loaded.fingerprint, loaded.device), probe)
+        return probed_once(folder, (loaded.fingerprint, loaded.backend), probe)
 
     def use(self, rules: Rules) -> None:
         """Plan by other rules. No sequence may run."""
         batch = None
         if self.batches and not self._exact:
             like, limit = self._layout.open().layers, rules.row_limit
-            batch = BatchCache(like, self.device, row_limit=limit, mask_axes=self._mask_axes)
+            batch = BatchCache(like, self.backend, row_limit=limit, mask_axes=self._mask_axes)
             rules = replace(rules, chunked=frozenset(batch.chunked))
         self.rules = replace(rules, own=min(rules.own, rules.row_limit // 2))
         self.placement = Placement(self._layout, batch)
@@ -328,7 +329,7 @@ class ModelRunner:
     def _exactly(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         unused = EXACT_ROWS - len(caches)
         fed = mx.pad(tokens, (0, unused))
-        layers = separate([*[cache.layers for cache in caches], *[None] * unused], self.device)
+        layers = separate([*[cache.layers for cache in caches], *[None] * unused], self.backend)
         logits: mx.array = self._model(fed[:, None], cache=layers)[: len(caches), -1, :]
         launch(logits, [cache.arrays() for cache in caches])
         self._note((EXACT_ROWS,))

@@ -1,7 +1,5 @@
 """The mlx runtime of this process: device, memory, and the end of its thread."""
 
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +9,8 @@ from . import BLAS  # the first import of mlx.core must come after the BLAS is c
 
 import mlx.core as mx  # isort: skip
 
-from ..control_group import memory_limit
-from .device_memory import NO_LIMIT, DeviceMemory, gpu_memory, host_memory
+from .backends import device_name
+from .backends.memory import device_memory
 
 T = TypeVar("T")
 
@@ -30,24 +28,6 @@ class MemoryStatistics:
     active: int
     cached: int
     peak: int
-
-
-def device_memory() -> DeviceMemory:
-    """Ask the device, or the operating system where MLX computes on the CPU."""
-    info: dict[str, Any] = dict(mx.device_info())
-    buffers = int(info.get("resource_limit") or NO_LIMIT)
-    if backend() == "cpu":
-        return host_memory(_host_memory())
-    total = int(info.get("memory_size") or info.get("total_memory") or _host_memory())
-    recommended = int(info.get("max_recommended_working_set_size") or total)
-    return gpu_memory(f"{backend()} memory", total, recommended, buffers)
-
-
-def _host_memory() -> int:
-    """Bytes of physical memory, or the limit of this process's control group if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit()
-    return total if limit is None else min(total, limit)
 
 
 def keep_freed_memory(limit: int) -> None:
@@ -86,13 +66,6 @@ def resident_bytes() -> int:
     """Bytes that are active while nothing is computed."""
     mx.synchronize()
     return mx.get_active_memory()
-
-
-def backend() -> str:
-    """Name the backend that computes: `metal`, `cuda` or `cpu`."""
-    if mx.default_device() == mx.Device(mx.cpu):
-        return "cpu"
-    return "metal" if sys.platform == "darwin" else "cuda"
 
 
 def launch(*arrays: Any) -> None:
@@ -135,10 +108,9 @@ def matmul_gflops(size: int = 1024) -> float:
 
 __all__ = [
     "BLAS",
-    "DeviceMemory",
     "MemoryStatistics",
-    "backend",
     "device_memory",
+    "device_name",
     "give_freed_memory_back",
     "keep_freed_memory",
     "launch",

@@ -165,16 +165,16 @@ def pytest_collection_finish() -> None:
 def prepared_for_this_machine() -> Iterator[None]:
     """Prepare models that stay loaded for this device again, if a test did so for another one."""
     yield
-    if "umbel.models.prepare" not in sys.modules:
+    if "umbel.models.backends.prepare" not in sys.modules:
         return
-    from umbel.models.load.device import device_policy  # noqa: PLC0415
-    from umbel.models.prepare import prepare  # noqa: PLC0415
+    from umbel.models.backends import choose  # noqa: PLC0415
+    from umbel.models.backends.prepare import prepare  # noqa: PLC0415
 
     from .shared import kept_models  # noqa: PLC0415
 
     for model in kept_models:
         if "_prepared_for" in vars(model):
-            prepare(model, device_policy())
+            prepare(model, choose())
 
 
 @pytest.fixture(scope="session")

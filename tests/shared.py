@@ -14,27 +14,34 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.models import runner
-from umbel.models.load.device import CUDA
+from umbel.models.backends import Backend
+from umbel.models.backends.metal import METAL
 
 from . import zoo
 
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
 # emulates a kernel takes milliseconds a call, and what is padded for cuDNN is scores here.
 AS_GPU = replace(
-    CUDA,
-    plans_attention=False,
+    METAL,
+    limits=replace(METAL.limits, host_reads=False),
     compiles=False,
-    recurrence_kernel=False,
-    convolution_kernel=False,
-    attention_kernels=False,
+    length_multiple=8,
+    launches_layers=True,
 )
 """How a GPU is run, on the CPU."""
+
+B = TypeVar("B", bound=Backend)
+
+
+def limited(backend: B, **limits: Any) -> B:
+    """The same backend with other limits."""
+    return replace(backend, limits=replace(backend.limits, **limits))
 
 
 TINY = {

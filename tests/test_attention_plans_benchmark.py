@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,14 @@ import mlx.core as mx  # isort: skip
 import attention_plans
 import shapes
 
-from umbel.models import prepare as preparing
+from umbel.models.backends import prepare as preparing
 
 from .shared import AS_GPU, TINY
 
 
 def test_both_ways_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, and run on the CPU: one way attends in fewer shapes than the other."""
-    device = replace(AS_GPU, fp32=True)
-    monkeypatch.setattr(shapes, "device_policy", lambda: device)
+    monkeypatch.setattr(shapes, "choose", lambda: AS_GPU)
     monkeypatch.setitem(shapes.SHAPES, "small", TINY)
     seen: list[set[tuple[int, int]]] = []
     real = mx.fast.scaled_dot_product_attention

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from umbel.control_group import memory_limit, unified_group
-from umbel.models import runtime
+from umbel.models.backends import memory
 
 UNLIMITED = 9223372036854771712  # as v1 writes it
 
@@ -70,9 +70,9 @@ def test_group_cannot_be_told(system: Path) -> None:
 
 def test_memory_of_the_host_is_what_the_group_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget on a CPU follows from it."""
-    monkeypatch.setattr(runtime, "memory_limit", lambda: None)
-    whole = runtime._host_memory()
-    monkeypatch.setattr(runtime, "memory_limit", lambda: 600 << 20)
-    assert runtime._host_memory() == 600 << 20 < whole
-    monkeypatch.setattr(runtime, "memory_limit", lambda: UNLIMITED)
-    assert runtime._host_memory() == whole
+    monkeypatch.setattr(memory, "memory_limit", lambda: None)
+    whole = memory._host_memory()
+    monkeypatch.setattr(memory, "memory_limit", lambda: 600 << 20)
+    assert memory._host_memory() == 600 << 20 < whole
+    monkeypatch.setattr(memory, "memory_limit", lambda: UNLIMITED)
+    assert memory._host_memory() == whole

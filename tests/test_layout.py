@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from umbel.cachestore.node import TrieNode
+from umbel.models.backends import Limits
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("daemon", "scheduler", "cachestore", "models")
@@ -43,6 +44,41 @@ ON_DISK = ("cachestore/disk/", "cachestore/paging/", "cachestore/pins.py")
 TRIE = ("cachestore/node.py", "cachestore/trie.py", "cachestore/persistence.py")
 FIELDS = frozenset(field.name for field in dataclasses.fields(TrieNode))
 CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "update"})
+# Words and parts of MLX by which code would ask what computes, or say it; for models/backends only.
+DEVICES = frozenset({"cpu", "cuda", "metal"})
+OF_DEVICES = frozenset(
+    {"cpu", "cuda", "cuda_kernel", "default_device", "Device", "device_info", "gpu", "metal"}
+    | {"metal_kernel", "set_default_device"}
+)
+# Modules outside that may name one, and why.
+NAMES_DEVICES = {
+    "daemon/config/serving.py": "the values of the setting `backend`",
+    "daemon/doctor.py": "`umbel doctor` says what MLX computes on, and what is amiss",
+    "daemon/model_fit.py": "machines that a user plans for",
+    "daemon/model_machine.py": "likewise",
+    "models/attention/decode_kernel.py": "kernels of decode steps",
+    "models/attention/latent_kernel.py": "likewise",
+    "models/attention/softmax_kernel.py": "likewise",
+    "models/attention/split_kernel.py": "likewise",
+}
+# What may be imported of models/backends by whom: a folder ends in a slash.
+BACKENDS = "models.backends"
+OF_BACKENDS = {
+    "models/": frozenset({"Backend", "Limits", "Name", "Softmax", "choose", "limits_of"}),
+    "scheduler/": frozenset({"Limits"}),
+    "daemon/": frozenset({"Limits", "limits_of"}),
+}
+REPORTS_THE_DEVICE = frozenset(
+    {"daemon/daemon_metrics.py", "daemon/doctor.py", "daemon/model_fit.py"}
+    | {"daemon/model_loader.py", "daemon/status.py", "models/runtime.py"}
+)
+# Modules of models/backends that are no backend, and what may import them.
+NO_BACKENDS = {
+    "blas": ("models/__init__.py",),
+    "environment": ("models/__init__.py",),
+    "memory": ("models/runtime.py", "daemon/memory_budget.py", "daemon/model_fit.py"),
+    "output_rows": ("models/",),
+}
 # Names that say nothing, and so attract everything.
 NAMELESS = frozenset({"utils", "common", "helpers"})
 
@@ -152,6 +188,43 @@ def trie_faults(module: str, source: str) -> list[str]:
     ]
 
 
+def device_faults(module: str, source: str) -> list[str]:
+    """Say where a module outside models/backends names a device, or knows more than it may."""
+    if module.startswith("models/backends/"):
+        return []
+    faults = []
+    tree = ast.parse(source)
+    if module not in NAMES_DEVICES:
+        for node in ast.walk(tree):
+            named = isinstance(node, ast.Constant) and node.value in DEVICES
+            if named or (isinstance(node, ast.Attribute) and node.attr in OF_DEVICES):
+                faults.append(f"{module}: {ast.unparse(node)}: only backends name a device")
+    package = module.split("/")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            parts = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            source_of = ".".join(parts)
+            faults += [
+                f"{module}: {source_of} does not give it {alias.name}"
+                for alias in node.names
+                if not _may_have(module, source_of, alias.name)
+            ]
+    return faults
+
+
+def _may_have(module: str, source: str, name: str) -> bool:
+    """Tell whether a module may import a name from a module of umbel's."""
+    if source == BACKENDS:
+        if name == "device_name":
+            return module in REPORTS_THE_DEVICE
+        return name in OF_BACKENDS.get(f"{module.partition('/')[0]}/", ())
+    if source.startswith(f"{BACKENDS}."):
+        return module.startswith(NO_BACKENDS.get(source.removeprefix(f"{BACKENDS}."), ("-",)))
+    if (source + "." + name).endswith("_kernel") or source.endswith("_kernel"):
+        return module.startswith("models/attention/")
+    return True
+
+
 def docstring_faults(module: str, source: str) -> list[str]:
     """Say whether a module lacks its docstring."""
     return [] if ast.get_docstring(ast.parse(source)) else [f"{module}: no docstring"]
@@ -180,6 +253,7 @@ def test_module_keeps_the_rules(module: str) -> None:
     """Imports go one way, libraries stay where they belong, names and docstrings say something."""
     source = read(module)
     faults = import_faults(module, source) + name_faults(module) + docstring_faults(module, source)
+    faults += device_faults(module, source)
     if module.startswith("cachestore/"):
         faults += trie_faults(module, source) + disk_faults(module, source)
     assert faults == []
@@ -270,6 +344,48 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
     """The tries do without the disk tier's code, and it without theirs."""
     assert len(disk_faults(module, source)) == 1
     assert disk_faults("cachestore/paging/pager.py", "from ..disk.tier import DiskTier") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("models/runner.py", 'if device == "cpu":\n    pass'),
+        ("models/kv/spans.py", "mx.metal.start_capture(path)"),
+        ("models/load/loader.py", "mx.default_device()"),
+        ("models/sampling.py", "mx.fast.metal_kernel(source)"),
+        ("models/sampling.py", "from .backends.cuda import CUDA"),
+        ("models/kv/spans.py", "from ..attention.split_kernel import attend"),
+        ("models/kv/spans.py", "from ..backends import device_name"),
+        ("scheduler/engine.py", "from ..models.backends import choose"),
+        ("scheduler/engine.py", "from ..models.backends.memory import gpu_memory"),
+        ("daemon/assembly.py", "from ..models.backends import Backend"),
+        ("daemon/assembly.py", "from ..models.backends.metal import METAL"),
+    ],
+)
+def test_planted_device_is_found(module: str, source: str) -> None:
+    """What computes is known to backends only, and the scheduler and the daemon see limits."""
+    assert len(device_faults(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("models/backends/cuda/__init__.py", 'mx.fast.cuda_kernel(name="cuda")'),
+        ("models/runner.py", "from .backends import Backend, choose"),
+        ("scheduler/engine.py", "from ..models.backends import Limits"),
+        ("daemon/assembly.py", "from ..models.backends import Limits, limits_of"),
+        ("daemon/status.py", "from ..models.backends import device_name"),
+    ],
+)
+def test_allowed_device_is_no_fault(module: str, source: str) -> None:
+    """Backends name devices; others have what the table says."""
+    assert device_faults(module, source) == []
+
+
+def test_limits_are_few() -> None:
+    """What the rest knows of a device fits into ten fields."""
+    assert len(dataclasses.fields(Limits)) <= 10
+    assert NAMES_DEVICES.keys() | REPORTS_THE_DEVICE <= set(modules())
 
 
 def test_reading_a_node_is_no_fault() -> None:

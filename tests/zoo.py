@@ -390,6 +390,12 @@ KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.item
 chunked."""
 
 
+def one_of_each_kind() -> list[str]:
+    """The first model of each of `KINDS`."""
+    kinds = list(KINDS.values())
+    return [name for at, (name, kind) in enumerate(KINDS.items()) if kind not in kinds[:at]]
+
+
 def each(
     values: Iterable[T], names: Iterable[str] = NAMES, once: Container[str] = TWINS - {"llama4"}
 ) -> list[tuple[str, T]]:

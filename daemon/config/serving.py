@@ -16,6 +16,7 @@ from .tenants import TenantSettings
 
 KEYS_FILE = "keys.json"
 WarmUp = Literal["none", "quick"]
+Backend = Literal["cpu", "metal", "cuda"]
 
 
 def default_socket() -> Path:
@@ -186,6 +187,14 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     exact: Annotated[
         bool, About("The same request gives the same tokens, whatever else runs or is cached.")
     ] = False
+    backend: Annotated[
+        Backend | None,
+        About(
+            "How models are computed, for tests and benchmarks of another device's way.",
+            unset="the device's own",
+            flag=None,
+        ),
+    ] = None
 
     def source_of(self, name: str) -> str:
         """Where a model is: what its table says; else its name is the place."""

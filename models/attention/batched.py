@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from ..backends import Backend
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.spans import SpanRun
-from ..load.device import DevicePolicy
-from .blocks import attend
 from .fetched import Keys, Rotated, RotatedQueries
 from .splits import Splits
 
@@ -38,7 +37,7 @@ class Step:
         plan: counts how often these changed.
     """
 
-    device: DevicePolicy
+    device: Backend
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
     shared: list[Shared] = field(default_factory=list)
     private: dict[int, list[SpanRun]] = field(default_factory=dict)
@@ -195,4 +194,5 @@ class BatchedWindowLayer(AttendingLayer):
         if rotated is not None:
             raise NotBatchableError("the model keeps latents for a window only")
         keys, values = self._held
-        return attend(queries, keys, values, scale, self._buffer.mask, sinks, self._step.device)
+        mask, device = self._buffer.mask, self._step.device
+        return device.attend(queries, keys, values, scale, mask, sinks)

@@ -12,17 +12,15 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
+from ..backends import Backend
 from ..errors import NotBatchableError
 from ..kv.token_layer import QuantizedTokenLayerCache, Tensors, TokenLayerCache
-from ..load.device import DevicePolicy
 from ..runtime import launch
-from . import blocks
 from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
 from .fetched import Keys, RotatedQueries
 from .products import PLAIN, Products
 from .quantized import QuantizedProducts
-from .softmax import softmaxes
 
 _fused = base.scaled_dot_product_attention
 
@@ -35,7 +33,7 @@ class Attention:
         device: how it is computed.
     """
 
-    device: DevicePolicy
+    device: Backend
 
     def __call__(
         self,
@@ -93,7 +91,7 @@ class Attention:
                     products = QuantizedProducts(cache.quantization)
                 return over_segments(queries, segments, scale, sinks, self.device, products)
         if isinstance(keys, mx.array):
-            return blocks.attend(queries, keys, values, scale, mask, sinks, self.device)
+            return self.device.attend(queries, keys, values, scale, mask, sinks)
         result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
         return result
 
@@ -103,7 +101,7 @@ def over_segments(
     segments: Sequence[Tensors],
     scale: float,
     sinks: mx.array | None,
-    device: DevicePolicy,
+    device: Backend,
     products: Products = PLAIN,
 ) -> mx.array:
     """Attend from one token to several segments, with one softmax over all of them.
@@ -122,6 +120,6 @@ def over_segments(
     batch, heads, _, size = queries.shape
     kv_heads = segments[0][0].shape[1]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-    (softmax,) = softmaxes([scores_of((grouped,), segments, products)], device)
+    (softmax,) = device.softmaxes([scores_of((grouped,), segments, products)])
     output = merge([part_of(softmax, segments, products)], sinks, device)
     return output.astype(queries.dtype).reshape(batch, heads, 1, -1)

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..load.device import DevicePolicy
+from ..backends import Backend, Softmax
 from .products import PLAIN, Products, Queries, Segment
-from .softmax import Softmax
 
 
 class Part(NamedTuple):
@@ -92,7 +91,7 @@ def part_of(softmax: Softmax, segments: Sequence[Segment], products: Products = 
     return Part(sum(sums[1:], sums[0]), lse)
 
 
-def merge(parts: Sequence[Part], sinks: mx.array | None, device: DevicePolicy) -> mx.array:
+def merge(parts: Sequence[Part], sinks: mx.array | None, device: Backend) -> mx.array:
     """Merge parts of the same rows; every row looks at one part at least.
 
     Args:

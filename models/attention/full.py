@@ -16,7 +16,6 @@ from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
 from .products import PLAIN, Latent, Products, Queries, Segment
-from .softmax import softmaxes
 
 
 class BatchedTokenLayer(AttendingLayer):
@@ -123,7 +122,7 @@ class BatchedTokenLayer(AttendingLayer):
             *([] if own is None else [self._own_scores(products.scores(grouped, own))]),
         ]
         read: list[list[Segment]] = [*leased, *private, *([] if own is None else [[own]])]
-        softmaxed = softmaxes(scores, self._step.device, scale=scale)
+        softmaxed = self._step.device.softmaxes(scores, scale=scale)
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         last = [] if own is None else [parts.pop()]
         whole = [

@@ -12,18 +12,17 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, QuantizedKVCache
 
+from ..backends import Backend
 from ..kv.recurrent import SeparateRecurrentLayer
 from ..kv.sequence_cache import layer_caches_of
-from ..load.device import DevicePolicy
 from .batched import BatchedLayer
-from .blocks import attend
 from .fetched import RotatedQueries
 
 
 class SeparateLayer(BatchedLayer):
     """Attention of rows that each keep a cache of mlx-lm's, or None for a row not in use."""
 
-    def __init__(self, rows: Sequence[Any], device: DevicePolicy) -> None:
+    def __init__(self, rows: Sequence[Any], device: Backend) -> None:
         self._rows = rows
         self._device = device
         self._held: list[tuple[mx.array, mx.array]] = []
@@ -81,9 +80,9 @@ class SeparateLayer(BatchedLayer):
     ) -> mx.array:
         keys, values = held
         if rotated is None:
-            return attend(queries, keys, values, scale, None, sinks, self._device)
+            return self._device.attend(queries, keys, values, scale, None, sinks)
         mask = rotated.queries @ values.swapaxes(-1, -2)
-        return attend(queries, keys, keys, scale, mask, sinks, self._device)
+        return self._device.attend(queries, keys, keys, scale, mask, sinks)
 
 
 def can_separate(caches: Sequence[Any]) -> bool:
@@ -91,7 +90,7 @@ def can_separate(caches: Sequence[Any]) -> bool:
     return not any(type(layer) is ChunkedKVCache for layer in layer_caches_of(caches))
 
 
-def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any]:
+def separate(rows: Sequence[list[Any] | None], device: Backend) -> list[Any]:
     """View the caches of several sequences as those of one batch.
 
     Args:
@@ -102,7 +101,7 @@ def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any
     return [_layer([row and row[index] for row in rows], device) for index in range(len(used))]
 
 
-def _layer(caches: list[Any], device: DevicePolicy) -> Any:
+def _layer(caches: list[Any], device: Backend) -> Any:
     used = next(cache for cache in caches if cache is not None)
     if type(used) is not CacheList:
         recurrent = type(used) is ArraysCache

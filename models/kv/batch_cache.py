@@ -13,7 +13,7 @@ import numpy as np
 
 from ..attention.batched import BufferedLayer, Step
 from ..attention.splits import splits_of
-from ..load.device import DevicePolicy
+from ..backends import Backend
 from ..memory_profile import Held
 from ..moves import Enter
 from ..runtime import launch, launch_in_turn
@@ -76,7 +76,7 @@ class BatchCache:
     """
 
     def __init__(
-        self, like: Sequence[Any], device: DevicePolicy, *, row_limit: int, mask_axes: int = 0
+        self, like: Sequence[Any], device: Backend, *, row_limit: int, mask_axes: int = 0
     ) -> None:
         self.rows = 0
         self._step = Step(device)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from .device import DevicePolicy, device_policy
+import mlx.core as mx
 
-import mlx.core as mx  # isort: skip  (after device, which chooses the BLAS first)
 from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_lm)
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
+from ..backends import Backend, Name, choose
 from ..errors import ModelLoadError, ModelNotFoundError, UnsupportedCacheError
 from ..estimate.config import ModelConfig
 from ..estimate.folder import require_regular
@@ -50,7 +50,7 @@ class LoadedModel:
         fingerprint: see `fingerprint.fingerprint`.
         context_length: the most tokens of prompt and answer together.
         weight_bytes: what the weights take in memory.
-        device: how it is run.
+        backend: how it is run.
         sampling: how tokens are chosen where a request says nothing; see `generation_config`.
     """
 
@@ -61,7 +61,7 @@ class LoadedModel:
     fingerprint: str
     context_length: int
     weight_bytes: int
-    device: DevicePolicy
+    backend: Backend
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -137,16 +137,22 @@ class OpenedModel:
     Args:
         source: where it is.
         quantization: of keys and values, if they are to be quantised.
+        backend: see `backends.choose`.
 
     Raises:
         ModelNotFoundError: there is no model.
         ModelLoadError: what is there cannot be loaded.
     """
 
-    def __init__(self, source: Source, quantization: KVQuantization | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        quantization: KVQuantization | None = None,
+        backend: Name | None = None,
+    ) -> None:
         self._source = source
         self._quantization = quantization
-        self._device = device_policy()
+        self._backend = choose(backend)
         self._model, self._tokenizer, self._config, self._files = self._open()
         named = cast("list[tuple[str, mx.array]]", tree_flatten(self._model.parameters()))
         self._leaves = [leaf for _, leaf in named]
@@ -155,7 +161,7 @@ class OpenedModel:
         self._text = TextCodec(self._tokenizer, embedding_rows(self._model))
 
     def _open(self) -> tuple[Any, Any, dict[str, Any], list[Path]]:
-        (name, path), fp32 = self._source, self._device.fp32
+        (name, path), fp32 = self._source, self._backend.limits.fp32
         if name == embedded_file.NAME:
             dtype = mx.float32 if fp32 else mx.bfloat16
             model, tokenizer, config, _ = embedded.load(dtype, path)
@@ -217,7 +223,7 @@ class OpenedModel:
             fingerprint=fingerprint(self._files, self._config, dtypes, self._quantization),
             context_length=ModelConfig(self._config).context_length,
             weight_bytes=self.weight_bytes,
-            device=self._device,
+            backend=self._backend,
             sampling=self._sampling(),
         )
 

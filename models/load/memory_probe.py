@@ -10,14 +10,13 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
-from ..attention.blocks import BLOCK
+from ..backends import Backend
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
 from ..memory_profile import GROWTH, MemoryProfile, Ring, StateSizes
 from ..runtime import peak_of
 from ..transients import FITTED, SMALL, UNBROKEN, UNFORESEEN, Transients
-from .device import DevicePolicy
 from .measured import key_of, measured_once
 
 _FEW, _LONG = 33, 97  # tokens of chunks
@@ -25,8 +24,8 @@ _CONTEXT = 1024  # tokens before chunks
 # Where attention is not cut into blocks. How far launching is ahead of computing, and with it how
 # much is not free yet, grows with the work of a chunk until it is ahead by a layer and more.
 _LONG_FUSED, _CONTEXT_FUSED = 512, 2048
-_MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
-_MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
+_MANY = 256  # tokens of a chunk, and before it, that show whether it is cut into blocks
+_MOST = 512  # tokens of a chunk that show what is not cut though attention is
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
 _SHORT = 0.1  # the same of a run whose operations take about as long as their launch
@@ -41,7 +40,7 @@ _FORMAT = 12  # of what is kept
 def measure(
     layout: CacheLayout,
     prefill: Any,
-    device: DevicePolicy,
+    backend: Backend,
     vocab_size: int,
     *,
     contiguous: bool,
@@ -54,7 +53,7 @@ def measure(
     Args:
         layout: the model's.
         prefill: advances sequences; see `models.prefill`.
-        device: how it is run.
+        backend: how it is run.
         vocab_size: logits of a row.
         contiguous: see `MemoryProfile`.
         multiple: see `MemoryProfile`.
@@ -63,10 +62,10 @@ def measure(
     """
     sizes = measure_sizes(layout, prefill)
     if folder is None:
-        transients = measure_transients(layout, prefill, device)
+        transients = measure_transients(layout, prefill, backend.block)
     else:
         key = key_of(
-            *(_FORMAT, getattr(mx, "__version__", ""), *of, device),
+            *(_FORMAT, getattr(mx, "__version__", ""), *of, backend),
             *(contiguous, multiple, sizes),
         )
         names = {field.name for field in fields(Transients) if field.init}
@@ -74,7 +73,7 @@ def measure(
             folder,
             key,
             names,
-            lambda: _figures(measure_transients(layout, prefill, device), names),
+            lambda: _figures(measure_transients(layout, prefill, backend.block), names),
         )
         whole = {name: int(kept[name]) for name in ("block", "step")}
         found: dict[str, Any] = {**kept, **whole}
@@ -117,29 +116,35 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
     return StateSizes(token, tuple(rings), fixed, arrays, layers)
 
 
-def measure_transients(layout: CacheLayout, prefill: Any, device: DevicePolicy) -> Transients:
-    """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
+def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> Transients:
+    """Compute short and longer chunks, at the start and after a context, and fit the peaks.
+
+    Args:
+        layout: the model's.
+        prefill: advances sequences; see `models.prefill`.
+        block: tokens that attend at a time; None where attention is one kernel.
+    """
     peak = Peaks(layout, prefill)
-    long, context = (_LONG_FUSED, _CONTEXT_FUSED) if device.fused else (_LONG, _CONTEXT)
+    long, context = (_LONG_FUSED, _CONTEXT_FUSED) if block is None else (_LONG, _CONTEXT)
     probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
     peaks = np.array([peak(*probe) for probe in probes], float)
     seen = [tokens + before for tokens, before in probes]
     features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
     solved = np.linalg.solve(np.array(features, float), peaks)
     fitted = Transients(*np.maximum(solved, 0).tolist())
-    if not device.fused:
-        _fit_blocks(fitted, peak)
+    if block is not None:
+        _fit_blocks(fitted, peak, block)
     return fitted
 
 
-def _fit_blocks(fitted: Transients, peak: "Peaks") -> None:
+def _fit_blocks(fitted: Transients, peak: "Peaks", block: int) -> None:
     """Find out whether attention is computed in blocks of a chunk.
 
     Some models bring an attention, or scores, of their own: of all of a chunk together. If some
     of their layers only do, the peak lies between, and grows with the chunk like the larger. A
     recurrence that is computed in steps grows with the pairs of one.
     """
-    fitted.block = BLOCK
+    fitted.block = block
     if peak(_MANY, _MANY) > _NOISE * fitted.worst_case(_MANY, _MANY) / UNFORESEEN:
         fitted.block = UNBROKEN
     more = {}

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx_lm
 
+from ..backends import Backend
+from ..backends.output_rows import OutputRows
 from ..errors import NotBatchableError
 from ..kv.batch_cache import BatchCache
 from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
-from ..output_rows import OutputRows
 from ..planned_for import Rules
 from ..planner import plan_decode
-from .device import DevicePolicy
 from .faults import explain
 from .measured import key_of, measured_once
 from .trials import (
@@ -131,7 +131,7 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
         raise interruption.error from None
 
 
-def batching(trials: Trials, device: DevicePolicy) -> Batching:
+def batching(trials: Trials, backend: Backend) -> Batching:
     """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
@@ -144,27 +144,27 @@ def batching(trials: Trials, device: DevicePolicy) -> Batching:
 
     Args:
         trials: of the model.
-        device: how attention is computed.
+        backend: how attention is computed.
     """
     why = []
     for mask_axes in _MASK_AXES:
         way = Batching(None, mask_axes)
-        reason = _why_not(trials, device, way)
+        reason = _why_not(trials, backend, way)
         if reason is None:
             return way
         why.append(reason)
     return Batching(why[0])
 
 
-def _why_not(trials: Trials, device: DevicePolicy, way: Batching) -> str | None:
+def _why_not(trials: Trials, backend: Backend, way: Batching) -> str | None:
     """Try out one way; says what is wrong with it."""
 
     def logits_of(trial: Trial) -> mx.array:
-        return _together(trials, device, trial, way).logits
+        return _together(trials, backend, trial, way).logits
 
     rounding = trials.rounding
     try:
-        together = _together(trials, device, PROBED, way)
+        together = _together(trials, backend, PROBED, way)
         moved = largest(
             deviation(_row(logits_of(trial), row), _row(together.logits, row))
             for row, trial in NEIGHBOURS
@@ -221,13 +221,13 @@ def head_known(trials: Trials, outputs: OutputRows) -> bool:
     return deviation(logits[:, -1], expected) <= allowed(trials.rounding.logits)
 
 
-def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching) -> Outcome:
+def _together(trials: Trials, backend: Backend, trial: Trial, way: Batching) -> Outcome:
     """Decode as rows of one batch: logits `[steps, rows, V]`, and states."""
     layout, caches = trials.layout, trials.prefilled(trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
     rules = Rules(own=2, gathers=way.mask_axes > 0)
     like = layout.open().layers
-    batch = BatchCache(like, device, row_limit=rules.row_limit, mask_axes=way.mask_axes)
+    batch = BatchCache(like, backend, row_limit=rules.row_limit, mask_axes=way.mask_axes)
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:

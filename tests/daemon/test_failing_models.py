@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from umbel.models.runtime import backend
+from umbel.models.backends import device_name
 
 from ..tiny import tiny_model_dir
 from .running import running
@@ -53,7 +53,7 @@ def activations_dir(path: Path) -> Path:
     return path
 
 
-@pytest.mark.skipif(backend() != "cpu", reason="a GPU has what these models lack")
+@pytest.mark.skipif(device_name() != "cpu", reason="a GPU has what these models lack")
 @pytest.mark.parametrize(
     ("write", "reason"),
     [(linear_dir, NOT_WRITTEN), (activations_dir, "fails when it is tried out, with RuntimeError")],

@@ -139,7 +139,7 @@ METHOD = InstallMethod("pipx", "pipx upgrade umbel", "pipx runpip …", lasts=Fa
 
 def test_the_doctor_names_the_way_to_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU of a machine with an NVIDIA GPU; two backends at once are a problem."""
-    monkeypatch.setattr(doctor, "backend", lambda: "cpu")
+    monkeypatch.setattr(doctor, "device_name", lambda: "cpu")
     monkeypatch.setattr(doctor, "_backends", lambda: ["mlx-cpu"])
     assert doctor._mlx(METHOD, tmp_path / "none").grade == "ok"
     found = doctor._mlx(METHOD, tmp_path)

@@ -52,6 +52,7 @@ OTHER: dict[str, Any] = {
     "max_stall_ms": 13.0,
     "warmup": "none",
     "exact": True,
+    "backend": "metal",
     "max_waiting": 14,
     "request_timeout": 15.0,
     "max_connections": 16,

@@ -12,6 +12,8 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache
 
+from umbel.models.backends import Backend, choose
+from umbel.models.backends.prepare import prepare, restore
 from umbel.models.batch_planner import leave, pack
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
@@ -19,9 +21,7 @@ from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan
-from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.moves import Move
-from umbel.models.prepare import prepare, restore
 from umbel.models.runner import ModelRunner
 
 from .. import zoo
@@ -86,15 +86,15 @@ class BatchFixture:
         *,
         own: int | None = None,
         limit: int | None = None,
-        device: DevicePolicy | None = None,
+        device: Backend | None = None,
         **overrides: Any,
     ) -> None:
         self._quantized = name in zoo.QUANTIZED
         self.model = shared_model(name, **overrides)
         self.layout = CacheLayout(self.model)
-        device = device or device_policy()
+        device = device or choose()
         text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
-        loaded = SimpleNamespace(model=self.model, layout=self.layout, text=text, device=device)
+        loaded = SimpleNamespace(model=self.model, layout=self.layout, text=text, backend=device)
         with measured_once(self.model):
             self.runner = ModelRunner(cast("Any", loaded))
         assert self.runner.batches

@@ -25,15 +25,16 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import gated_delta, short_convolution
 from umbel.models.attention import (
     decode_kernel,
     latent_kernel,
     softmax_kernel,
     split_kernel,
 )
-from umbel.models.load.device import CPU, DevicePolicy
-from umbel.models.prepare import prepare
+from umbel.models.backends import Backend
+from umbel.models.backends.cpu import CPU
+from umbel.models.backends.cuda import gated_delta, short_convolution
+from umbel.models.backends.prepare import prepare
 
 _WARP = 32
 _OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas")
@@ -274,7 +275,7 @@ def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
     _forget()
 
 
-def check_model(model: Any, device: DevicePolicy) -> int:
+def check_model(model: Any, device: Backend) -> int:
     """Hold a model's logits to those it has without kernels: of a prompt, and of the token after.
 
     Args:

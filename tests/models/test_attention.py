@@ -8,9 +8,10 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from umbel.models.attention import binding as module
 from umbel.models.attention.binding import over_segments
+from umbel.models.backends import Backend, choose
+from umbel.models.backends.metal import METAL
+from umbel.models.backends.prepare import prepare
 from umbel.models.kv.token_layer import TokenLayerCache
-from umbel.models.load.device import GPU, DevicePolicy, device_policy
-from umbel.models.prepare import prepare
 
 from .. import zoo
 
@@ -23,15 +24,15 @@ def random_segments(lengths: list[int], kv_heads: int) -> list[tuple[mx.array, m
     ]
 
 
-HERE = device_policy()
+HERE = choose()
 
 
-@pytest.mark.parametrize("device", [HERE, GPU], ids=["here", "gpu"])
+@pytest.mark.parametrize("device", [HERE, METAL], ids=["here", "gpu"])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [7, 1], [100, 3, 40, 1]])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (6, 1)])
 def test_over_segments(
-    heads: int, kv_heads: int, lengths: list[int], device: DevicePolicy, *, sinks: bool
+    heads: int, kv_heads: int, lengths: list[int], device: Backend, *, sinks: bool
 ) -> None:
     """Multi-head, grouped and multi-query attention, with and without sinks."""
     mx.random.seed(1)

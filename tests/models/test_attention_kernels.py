@@ -12,18 +12,20 @@ import pytest
 
 from umbel.models.attention.decode_kernel import Ring, attend, reads
 from umbel.models.attention.softmax_kernel import softmax
+from umbel.models.backends.cuda import CUDA
+from umbel.models.backends.metal import METAL
 from umbel.models.kv.alignment import aligned
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import runs_of
-from umbel.models.load.device import CUDA, GPU
 from umbel.models.prefill import prefill
 
 from .. import zoo
+from ..shared import limited
 from .cuda_emulator import EmulatedKernel, emulated
 from .rings import Places, places
 
-GPU_HERE = replace(GPU, compiles=False, overlaps=False)
+GPU_HERE = limited(replace(METAL, compiles=False), overlaps=False)
 ALIGNED = CUDA.length_multiple
 SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.models.load import blas
+from umbel.models.backends import blas
 
 
 def cpu_wheel() -> bool:
@@ -81,7 +81,7 @@ def test_mlx_multiplies_with_the_wheels(tmp_path: Path, monkeypatch: pytest.Monk
 def test_without_openblas_the_advice_is_to_install_it() -> None:
     """The slow path says what is wrong and which package mends it."""
     printed = python(
-        "from umbel.models.load import blas\n"
+        "from umbel.models.backends import blas\n"
         "def missing(folder): raise OSError\n"
         "blas.openblas.load = missing\n"
         "blas.LIBRARIES = ('libnothing-of-this-name.so.0',)\n"
@@ -98,7 +98,7 @@ def test_the_systems_openblas_is_taken_where_there_is_no_wheel(tmp_path: Path) -
     """It says which; here a library of another name stands for it."""
     printed = python(
         "from pathlib import Path\n"
-        "from umbel.models.load import blas\n"
+        "from umbel.models.backends import blas\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "blas.openblas.load(folder)\n"
         "def missing(folder): raise OSError\n"

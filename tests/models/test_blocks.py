@@ -1,6 +1,5 @@
 """Blockwise attention against double precision, and against MLX's own."""
 
-from dataclasses import replace
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -11,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models.attention.blocks import attend
-from umbel.models.attention.planned import shape_of
-from umbel.models.load.device import device_policy
+from umbel.models.backends import choose
+from umbel.models.backends.cuda import CUDA
+from umbel.models.backends.cuda.planned import shape_of
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 Inputs = tuple[Floats, Floats, Floats]
 
-HERE = device_policy()
+HERE = choose()
 SIZE, VALUE, SCALE = 16, 24, 0.3
 COUNTS = (1, 2, 127, 128, 129, 256, 300)
 """Of queries: around one block and two."""
@@ -64,7 +63,7 @@ def check(inputs: Inputs, mask: Any, *, sinks: Floats | None = None, fused: bool
     queries, keys, values = arrays = [mx.array(array) for array in inputs]
     given_mask = mask if mask is None or isinstance(mask, str) else mx.array(mask)
     given_sinks = None if sinks is None else mx.array(sinks)
-    result = attend(queries, keys, values, SCALE, given_mask, given_sinks, HERE)
+    result = HERE.attend(queries, keys, values, SCALE, given_mask, given_sinks)
     expected = reference(inputs, mask, sinks)
     assert result.dtype == mx.float32
     assert result.shape == expected.shape
@@ -171,7 +170,7 @@ def test_large_scores(level: float) -> None:
     given_queries, given_keys, given_values = map(mx.array, (queries, keys, values))
     for mask in (None, "causal"):
         result = np.array(
-            attend(given_queries, given_keys, given_values, 1.0, mask, None, HERE), np.float64
+            HERE.attend(given_queries, given_keys, given_values, 1.0, mask, None), np.float64
         )
         shifted = (queries / np.float32(SCALE), np.concatenate([0 * steps, steps], -1), values)
         assert np.abs(result - reference(shifted, mask, None)).max() < TOLERANCE
@@ -202,7 +201,7 @@ def test_anything(
 def test_halves_are_mlx_own(dtype: mx.Dtype) -> None:
     """What is not fp32 goes to MLX's kernel, bit by bit."""
     q, k, v = (mx.array(array).astype(dtype) for array in random_inputs(1, (4, 2), 130, 140))
-    result = attend(q, k, v, SCALE, "causal", None, HERE)
+    result = HERE.attend(q, k, v, SCALE, "causal", None)
     own = mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask="causal")
     assert result.dtype == dtype
     assert mx.array_equal(result, own)
@@ -214,12 +213,12 @@ def test_views_are_not_written_to(heads: int) -> None:
     cache = mx.random.normal((1, heads, 256, SIZE))
     before = np.array(cache)
     keys = cache[:, :, :140]
-    mx.eval(attend(keys[:, :, -1:], keys, keys, SCALE, None, None, HERE))
-    mx.eval(attend(keys, keys, keys, SCALE, "causal", None, HERE))
+    mx.eval(HERE.attend(keys[:, :, -1:], keys, keys, SCALE, None, None))
+    mx.eval(HERE.attend(keys, keys, keys, SCALE, "causal", None))
     assert np.array_equal(np.array(cache), before)
 
 
-@pytest.mark.skipif(HERE.fused, reason="elsewhere it is MLX's kernel")
+@pytest.mark.skipif(HERE.block is None, reason="elsewhere it is MLX's kernel")
 def test_scores_stay_small() -> None:
     """Blocks come one after the other: the scores of a long prompt are never all in memory."""
     q, k, v = (mx.array(array) for array in random_inputs(1, (4, 1), 2048, 2048))
@@ -227,7 +226,7 @@ def test_scores_stay_small() -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    mx.eval(attend(q, k, v, SCALE, "causal", None, HERE))
+    mx.eval(HERE.attend(q, k, v, SCALE, "causal", None))
     assert mx.get_peak_memory() - before < 4 * 2048 * 2048 * 4 / 4
 
 
@@ -243,8 +242,7 @@ def test_planned(heads: tuple[int, int], count: int, held: int, *, sinks: bool) 
     logits = np.linspace(-1, 1, heads[0], dtype=np.float32) if sinks else None
     queries, keys, values = map(mx.array, inputs)
     known = None if logits is None else mx.array(logits)
-    device = replace(HERE, plans_attention=True)
-    found = attend(queries, keys, values, SCALE, "causal", known, device)
+    found = CUDA.attend(queries, keys, values, SCALE, "causal", known)
     np.testing.assert_allclose(found, reference(inputs, "causal", logits), atol=TOLERANCE)
 
 
@@ -259,11 +257,10 @@ def test_few_shapes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(queries, keys, values, **more)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", seen)
-    device = replace(HERE, plans_attention=True, fused=True)
 
     def attended(count: int, held: int, mask: Any) -> None:
         queries, keys = mx.zeros((1, 2, count, 8)), mx.zeros((1, 1, held, 8))
-        mx.eval(attend(queries, keys, keys, 1.0, mask, None, device))
+        mx.eval(CUDA.attend(queries, keys, keys, 1.0, mask, None))
 
     for held in range(1030, 1500, 13):
         attended(71, held, "causal")
@@ -289,10 +286,9 @@ def test_what_is_planned_lies_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> N
         return real(queries, keys, values, **more)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", seen)
-    device = replace(HERE, plans_attention=True, fused=True)
     projected, room = mx.random.normal((1, 512, 6, 8)), mx.random.normal((1, 2, 768, 8))
     queries, keys = projected.transpose(0, 2, 1, 3)[:, :4], room[:, :, :512]
-    found = attend(queries, keys, keys, 1.0, "causal", None, device)
+    found = CUDA.attend(queries, keys, keys, 1.0, "causal", None)
     held = np.zeros((1, 2, 512, 8), np.float32).strides
     assert lie == [np.zeros((1, 4, 512, 8), np.float32).strides, held, held]
     expected = real(queries, keys, keys, scale=1.0, mask="causal")

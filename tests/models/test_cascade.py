@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models.attention.cascade import Part, merge, part_of, scores_of
-from umbel.models.attention.softmax import Softmax, softmaxes
-from umbel.models.load.device import GPU, DevicePolicy, device_policy
+from umbel.models.backends import Backend, Softmax, choose
+from umbel.models.backends.metal import METAL
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 
-HERE = device_policy()
-DEVICES = (HERE, replace(GPU, compiles=False))
+HERE = choose()
+DEVICES = (HERE, replace(METAL, compiles=False))
 ROWS, KV_HEADS, KEY, VALUE = 3, 2, 8, 5
 
 quick = settings(deadline=None, max_examples=60)
@@ -45,7 +45,7 @@ class Case:
     scores: Floats
     values: Floats
     sinks: Floats | None
-    device: DevicePolicy = HERE
+    device: Backend = HERE
 
     @property
     def expected(self) -> Floats:
@@ -71,7 +71,7 @@ class Case:
         scores = [mx.array(np.ascontiguousarray(self.scores[..., piece])) for piece in pieces]
         return [
             part_of(softmax, self.segments(piece, inner))
-            for softmax, piece in zip(softmaxes(scores, self.device), pieces, strict=True)
+            for softmax, piece in zip(self.device.softmaxes(scores), pieces, strict=True)
         ]
 
     def segments(self, piece: slice, inner: int) -> list[tuple[mx.array, ...]]:
@@ -185,7 +185,7 @@ def test_softmaxes(case: Case, cuts: list[int]) -> None:
     pieces = np.split(case.scores, cuts, axis=-1)
     for piece in pieces:
         piece[..., 1:2] = -np.inf
-    softmaxed = softmaxes([mx.array(piece) for piece in pieces], case.device)
+    softmaxed = case.device.softmaxes([mx.array(piece) for piece in pieces])
     for piece, (shares, lse) in zip(pieces, softmaxed, strict=True):
         exact = piece.astype(np.float64)
         top = exact.max(axis=-1, keepdims=True)
@@ -197,12 +197,12 @@ def test_softmaxes(case: Case, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device"), [(mx.float16, HERE), (mx.bfloat16, HERE), (mx.bfloat16, GPU)]
+    ("dtype", "device"), [(mx.float16, HERE), (mx.bfloat16, HERE), (mx.bfloat16, METAL)]
 )
-def test_halves(dtype: mx.Dtype, device: DevicePolicy) -> None:
+def test_halves(dtype: mx.Dtype, device: Backend) -> None:
     """Scores in half precision, as large as they may be: sums in fp32, output in their type."""
     scores = mx.array([[[[3e4, 3e4, -3e4, 0.0]]]]).astype(dtype)
-    ((shares, lse),) = softmaxes([scores], device)
+    ((shares, lse),) = device.softmaxes([scores])
     assert (shares.dtype, lse.dtype) == (dtype, mx.float32)
     assert shares.tolist() == [[[[0.5, 0.5, 0, 0]]]]
     values = mx.array([[[[1.0], [2.0], [3.0], [4.0]]]]).astype(dtype)
@@ -221,13 +221,13 @@ def test_nothing_else_is_touched() -> None:
     queries, keys, values = (mx.array(array) for array in arrays)
     # With a query of ones, the scores could be mistaken for a view of the keys.
     ones = scores_of((mx.ones((1, 1, 1, 1)),), [(keys[..., :1],)])
-    first, _ = softmaxes([scores_of((queries,), [(keys,)]), ones], HERE)
+    first, _ = HERE.softmaxes([scores_of((queries,), [(keys,)]), ones])
     mx.eval(part_of(first, [(keys, values)]))
     for array, before in zip((queries, keys, values), arrays, strict=True):
         assert np.array_equal(np.array(array), before)
 
 
-@pytest.mark.skipif(HERE.fused, reason="elsewhere they are MLX's own kernels")
+@pytest.mark.skipif(HERE.block is None, reason="elsewhere they are MLX's own kernels")
 def test_softmax_is_in_place() -> None:
     """On the CPU the shares of large scores take no memory beside them."""
     scores = mx.random.normal((64, 8192))
@@ -235,6 +235,6 @@ def test_softmax_is_in_place() -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    (softmax,) = softmaxes([scores], HERE)
+    (softmax,) = HERE.softmaxes([scores])
     mx.eval(softmax)
     assert mx.get_peak_memory() - before < scores.nbytes / 8

@@ -11,12 +11,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from umbel.daemon.config import Settings
+from umbel.models.backends import device_name
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load import embedded, embedded_file
 from umbel.models.load.loader import LoadedModel
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
-from umbel.models.runtime import backend
 from umbel.models.text.conversation import Conversation, Message
 
 from ..package_index import package_index, pinned, wheel_with
@@ -64,7 +64,7 @@ def test_it_is_what_it_says(smollm2: LoadedModel) -> None:
     assert smollm2.text.has_chat_template
 
 
-@pytest.mark.skipif(backend() != "cpu", reason="other backends compute in bfloat16")
+@pytest.mark.skipif(device_name() != "cpu", reason="other backends compute in bfloat16")
 def test_weights_are_fp32_on_the_cpu(smollm2: LoadedModel) -> None:
     """Any other type is 10 to 50 times slower there."""
     named: Any = tree_flatten(smollm2.model.parameters())

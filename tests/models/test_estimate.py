@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
+from umbel.models.backends import choose, device_name
 from umbel.models.errors import ModelLoadError, ModelNotFoundError
 from umbel.models.estimate.config import ModelConfig
 from umbel.models.estimate.embedded import EMBEDDED
@@ -14,20 +15,18 @@ from umbel.models.estimate.facts import read_facts
 from umbel.models.estimate.layers import state_sizes
 from umbel.models.estimate.profile import estimated_profile
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.load.device import device_policy
 from umbel.models.load.loader import LoadedModel, load
 from umbel.models.load.memory_probe import measure, measure_sizes
 from umbel.models.memory_profile import MemoryProfile
 from umbel.models.params import KVQuantization
 from umbel.models.prefill import prefill
-from umbel.models.runtime import backend
 
 from .. import zoo
 from ..tiny import tiny_model_dir
 
 FP32 = 4
 
-cpu_only = pytest.mark.skipif(backend() != "cpu", reason="what computing takes is the CPU's")
+cpu_only = pytest.mark.skipif(device_name() != "cpu", reason="what computing takes is the CPU's")
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
@@ -46,7 +45,7 @@ def test_state_is_what_is_measured(name: str) -> None:
 
 def profile_of(model: Any, vocab: int) -> MemoryProfile:
     """Measure a model as the daemon does at its first start."""
-    device = device_policy()
+    device = choose()
     return measure(
         CacheLayout(model),
         lambda tokens, cache: prefill(model, tokens, cache),
@@ -72,7 +71,7 @@ def test_computing_takes_what_is_measured(name: str) -> None:
 
 def test_the_embedded_model_is_known(smollm2: LoadedModel) -> None:
     """What stands in the code is what its file holds."""
-    assert EMBEDDED.resident(fp32=smollm2.device.fp32) == smollm2.weight_bytes
+    assert EMBEDDED.resident(fp32=smollm2.backend.limits.fp32) == smollm2.weight_bytes
     assert EMBEDDED.config.context_length == smollm2.context_length
     args = smollm2.model.args
     for key in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"):

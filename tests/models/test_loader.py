@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
+from umbel.models.backends import device_name
 from umbel.models.errors import (
     ModelError,
     ModelLoadError,
@@ -22,11 +23,10 @@ from umbel.models.errors import (
 from umbel.models.load import hub, loader
 from umbel.models.load.loader import LoadedModel, load
 from umbel.models.params import KVQuantization
-from umbel.models.runtime import backend
 
 from ..tiny import tiny_model_dir
 
-cpu_only = pytest.mark.skipif(backend() != "cpu", reason="only the CPU needs fp32")
+cpu_only = pytest.mark.skipif(device_name() != "cpu", reason="only the CPU needs fp32")
 
 
 def dtypes(loaded: LoadedModel) -> set[mx.Dtype]:

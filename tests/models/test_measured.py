@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from umbel.models.backends import Backend
+from umbel.models.backends.cpu import CPU
+from umbel.models.backends.metal import METAL
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import memory_probe
-from umbel.models.load.device import CPU, GPU, DevicePolicy
 from umbel.models.load.measured import Figures, key_of, measured_once
 from umbel.models.runner import ModelRunner
 from umbel.models.transients import Transients
@@ -79,7 +81,7 @@ def test_keys_tell_apart_what_is_measured_apart() -> None:
     keys = {
         key_of("a", CPU, True),
         key_of("b", CPU, True),
-        key_of("a", GPU, True),
+        key_of("a", METAL, True),
         key_of("a", CPU),
     }
     assert len(keys) == 4
@@ -87,12 +89,12 @@ def test_keys_tell_apart_what_is_measured_apart() -> None:
 
 
 def started(
-    net: Any, folder: Path, *, fingerprint: str = "a", device: DevicePolicy = CPU, **more: Any
+    net: Any, folder: Path, *, fingerprint: str = "a", device: Backend = CPU, **more: Any
 ) -> ModelRunner:
     """Start to run a model, whose measurements are kept in a folder."""
     text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
     loaded = SimpleNamespace(
-        model=net, layout=CacheLayout(net), text=text, device=device, fingerprint=fingerprint
+        model=net, layout=CacheLayout(net), text=text, backend=device, fingerprint=fingerprint
     )
     return ModelRunner(cast("Any", loaded), measured=folder, **more)
 

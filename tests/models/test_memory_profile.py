@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.models.attention.blocks import BLOCK
+from umbel.models.backends import choose
+from umbel.models.backends.cpu import BLOCK
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.kv.spans import PackedSpan
 from umbel.models.load import memory_probe
-from umbel.models.load.device import device_policy
 from umbel.models.load.memory_probe import Peaks, measure_transients
 from umbel.models.memory_profile import (
     GROWTH,
@@ -329,7 +329,7 @@ def test_probes_are_fitted(
 ) -> None:
     """Whatever of a peak is a chunk's, a token's, the context's or a pair's is told apart."""
     loaded = zoo_model("llama")
-    if loaded.device.fused:
+    if loaded.backend.block is None:
         block, within = 1 << 30, 0  # nothing is cut there
 
     def peak(peaks: object, tokens: int, context: int) -> int:
@@ -339,7 +339,7 @@ def test_probes_are_fitted(
         return 500_000 + 3000 * tokens + each * seen + within * beyond**2
 
     monkeypatch.setattr(Peaks, "once", peak)
-    fitted = measure_transients(loaded.layout, None, loaded.device)
+    fitted = measure_transients(loaded.layout, None, loaded.backend.block)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
@@ -358,7 +358,7 @@ def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch
         return 500_000 + ahead + 130 * (context + tokens)
 
     monkeypatch.setattr(Peaks, "once", peak)
-    fitted = measure_transients(loaded.layout, None, replace(loaded.device, fused=True))
+    fitted = measure_transients(loaded.layout, None, None)
     assert max(tokens for tokens, _ in tried) >= 512
     assert max(context for _, context in tried) >= 2048
     for tokens, context in itertools.product((33, 256, 1024, 2048), (0, 8000, 16_000)):
@@ -384,7 +384,7 @@ def test_a_slow_probe_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         "time",
         SimpleNamespace(process_time=lambda: 0.0, monotonic=now.__next__),
     )
-    measure_transients(loaded.layout, None, replace(loaded.device, fused=True))
+    measure_transients(loaded.layout, None, None)
     assert len(runs) == 2 * 4
 
 
@@ -421,7 +421,7 @@ def test_a_probe_that_computed_at_once_is_run_again(
         return full * part // 20
 
     monkeypatch.setattr(Peaks, "once", peak)
-    fitted = measure_transients(loaded.layout, None, loaded.device)
+    fitted = measure_transients(loaded.layout, None, loaded.backend.block)
     expected = 1.25 * (500_000 + 3000 * 100 + 200 * 177 + 2**16)
     assert fitted.estimate(100, 77) == pytest.approx(expected, abs=2)
 
@@ -429,7 +429,7 @@ def test_a_probe_that_computed_at_once_is_run_again(
 def test_a_mask_of_a_whole_chunk_is_foretold() -> None:
     """What llama4 makes of a chunk's own pairs at once is not cut with its attention."""
     runner = load("llama4")
-    assert (transients_of(runner).within > 0) == (not device_policy().fused)
+    assert (transients_of(runner).within > 0) == (choose().block is not None)
     assert transients_of(load("llama")).within == 0
 
 
@@ -526,7 +526,7 @@ def wide(name: str, **more: int) -> ModelRunner:
     layout = CacheLayout(model := zoo.make(name, **more))
     text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
     return ModelRunner(
-        cast("Any", SimpleNamespace(model=model, layout=layout, text=text, device=device_policy()))
+        cast("Any", SimpleNamespace(model=model, layout=layout, text=text, backend=choose()))
     )
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from umbel.models.load import openblas
+from umbel.models.backends import openblas
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux needs it")
 
 _LOAD = """
 import sys
 from pathlib import Path
-from umbel.models.load import openblas
+from umbel.models.backends import openblas
 library, version = openblas.load(Path(sys.argv[1]))
 """
 
@@ -58,7 +58,7 @@ def test_the_copy_is_made_once(folder: Path) -> None:
     (kept,) = folder.iterdir()
     written = kept.stat().st_mtime_ns
     begin = (
-        "import umbel.models.load.openblas as kept\n"
+        "import umbel.models.backends.openblas as kept\n"
         "def refuse(): raise AssertionError('not needed')\n"
         "kept._patchelf = refuse\n"
     )

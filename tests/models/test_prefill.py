@@ -13,12 +13,13 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models import gated_delta, runner, runtime
+from umbel.models import runner, runtime
 from umbel.models.attention import binding
+from umbel.models.backends import metal
+from umbel.models.backends.cpu import CPU
+from umbel.models.backends.prepare import prepare
 from umbel.models.kv import batch_cache
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
-from umbel.models.load.device import device_policy
-from umbel.models.prepare import prepare
 from umbel.models.runtime import launch, launch_in_turn, resident_bytes
 
 from ..shared import AS_GPU
@@ -42,7 +43,7 @@ def state(cache: SequenceCache) -> list[np.ndarray]:
 def test_layers_are_launched_as_equal_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch a layer, all but the first with as many operations; and the same is computed."""
     # SiLU's gates are waited for: what is counted after a launch is then not half evaluated.
-    device = replace(device_policy(), launches_layers=True, host_gates=0)
+    device = replace(CPU, launches_layers=True, host_gates=0)
     more: dict[str, Any] = {"num_hidden_layers": LAYERS} if name == "llama" else {}
     world = BatchFixture(name, device=device, **more)
     branch = world.branch(40)
@@ -50,7 +51,7 @@ def test_layers_are_launched_as_equal_graphs(name: str, monkeypatch: pytest.Monk
     tokens = world.words(9)
     counts: list[int] = []
     with monkeypatch.context() as patch:
-        for module in (binding, gated_delta):
+        for module in (binding, metal):
             patch.setattr(module, "launch", partial(_count, counts))
         world.runner.prefill(tokens, launched)
     assert len(counts) == len(world.model.layers)
@@ -58,7 +59,7 @@ def test_layers_are_launched_as_equal_graphs(name: str, monkeypatch: pytest.Monk
     assert 0 < first < min(others)
     if name == "llama":  # other layers are of two kinds
         assert set(others) == {max(others)}
-    prepare(world.model, replace(device_policy(), host_gates=0))
+    prepare(world.model, replace(CPU, host_gates=0))
     world.runner.prefill(tokens, usual)
     for mine, theirs in zip(state(launched), state(usual), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -74,7 +75,7 @@ def test_steps_are_launched_by_layer(name: str, monkeypatch: pytest.MonkeyPatch)
     """Once for each layer, in the batch and alone; and the same is computed."""
     more: dict[str, Any] = {"num_hidden_layers": LAYERS} if name == "llama" else {}
     # Where gates are waited for, all before them is computed by then.
-    world = BatchFixture(name, device=replace(AS_GPU, host_gates=0), **more)
+    world = BatchFixture(name, device=AS_GPU, **more)
     agents = [world.come(world.branch(40), 1) for _ in range(2)]
     calls = _counted_in_turn(monkeypatch)
     world.decode(agents, steps=2)
@@ -127,7 +128,7 @@ def test_the_last_chunk_gives_what_follows(name: str) -> None:
 
 def test_a_head_that_is_not_known_computes_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer within the model has the name of one: the trial finds out, and chunks are short."""
-    monkeypatch.setattr("umbel.models.output_rows._HEADS", ("q_proj",))
+    monkeypatch.setattr("umbel.models.backends.output_rows._HEADS", ("q_proj",))
     world = BatchFixture("llama", tie_word_embeddings=False)
     assert world.runner.max_completing == 16
     words = world.words(9)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
@@ -13,12 +13,12 @@ from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import activations, base, llama
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.activations import Swiglu
 from umbel.models.attention.binding import Attention
 from umbel.models.attention.chunked import CountsByRow
+from umbel.models.backends.cpu import CPU, Cpu
+from umbel.models.backends.cuda import CUDA
+from umbel.models.backends.prepare import _FUNCTIONS, prepare, restore
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.load.device import CPU, CUDA, DevicePolicy
-from umbel.models.prepare import _FUNCTIONS, prepare, restore
 
 from .. import zoo
 from ..scenario.memory_tools import Ask, ServerFixture, agents, replaced, zoo_model
@@ -44,11 +44,10 @@ def test_no_layer_sees_a_function_of_mlx_lms_that_is_replaced(name: str) -> None
     prepare(model, CUDA)
     seen: set[str] = set()
     for method in functions(model):
-        for function_name, (function, kind) in _FUNCTIONS.items():
-            present = method.__globals__.get(function_name)
+        for function_name, function in _FUNCTIONS.items():
+            present: Any = method.__globals__.get(function_name)
             assert present is not function
-            if isinstance(present, cast("type", kind)):
-                assert vars(present) == {"device": CUDA}
+            if present in {Attention(CUDA), CUDA.swiglu, CUDA.gated_delta}:
                 seen.add(function_name)
         counts = isinstance(method.__globals__.get("mx"), CountsByRow)
         assert counts == (name == "llama4" and "ChunkedKVCache" in method.__globals__)
@@ -94,17 +93,17 @@ def test_mlx_lms_modules_stay_as_they_are() -> None:
 
 def test_each_of_two_models_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one family, called in turn, whichever was prepared last."""
-    seen: list[DevicePolicy] = []
-    for kind in (Attention, Swiglu):
-        call = kind.__call__
+    seen: list[Cpu] = []
+    for name in ("attend", "swiglu"):
+        call = getattr(Cpu, name)
 
-        def watched(self: Any, *args: Any, call: Any = call, **more: Any) -> mx.array:
-            seen.append(self.device)
-            result: mx.array = call(self, *args, **more)
+        def watched(self: Any, *args: Any, call: Any = call) -> mx.array:
+            seen.append(self)
+            result: mx.array = call(self, *args)
             return result
 
-        monkeypatch.setattr(kind, "__call__", watched)
-    devices = [CPU, replace(CPU, host_gates=0), replace(CPU, fused=True)]
+        monkeypatch.setattr(Cpu, name, watched)
+    devices = [CPU, replace(CPU, host_gates=0), replace(CPU, compiles=True)]
     models = [zoo.make("llama") for _ in devices]
     for model, device in zip(models, devices, strict=True):
         prepare(model, device)

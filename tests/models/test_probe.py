@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from umbel.models.backends import choose
+from umbel.models.backends.prepare import prepare
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.load import probe, trials
-from umbel.models.load.device import device_policy
 from umbel.models.load.trials import Trials
-from umbel.models.prepare import prepare
 
 from .. import zoo
 from ..shared import AS_GPU, shared_model
@@ -26,7 +26,7 @@ from ..shared import AS_GPU, shared_model
 
 def reason(model: Any, called: Any = None) -> str | None:
     """Probe a model, or something that is called in its place."""
-    device = device_policy()
+    device = choose()
     prepare(model, device)
     return probe.batching(Trials(called or model, CacheLayout(model)), device).one_by_one
 
@@ -165,7 +165,7 @@ def test_a_fault_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.Monkey
 def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
     """Latents are multiplied by the model itself, in one piece; other keys where they lie."""
     model = shared_model(name)
-    prepare(model, device_policy())
+    prepare(model, choose())
     assert probe.reads_parts(Trials(model, CacheLayout(model))) == parts
 
 
@@ -195,7 +195,7 @@ GATHERED = {"gemma2", "deepseek_v32", "plamo2"}
 def test_who_attends_by_itself(name: str) -> None:
     """All others' rows are read where they lie: a fault of ours would have them gathered, too."""
     model = shared_model(name)
-    for device in (device_policy(), AS_GPU):
+    for device in (choose(), AS_GPU):
         prepare(model, device)
         way = probe.batching(Trials(model, CacheLayout(model)), device)
         assert way.one_by_one is None

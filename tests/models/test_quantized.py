@@ -13,6 +13,8 @@ from mlx_lm.models.cache import QuantizedKVCache
 from umbel.models.attention.batched import Step
 from umbel.models.attention.binding import Attention
 from umbel.models.attention.quantized import BatchedQuantizedLayer
+from umbel.models.backends import Backend, choose
+from umbel.models.backends.metal import METAL
 from umbel.models.errors import NotBatchableError, UnsupportedCacheError
 from umbel.models.kv.batch_cache import BatchCache, Entering, order_of
 from umbel.models.kv.layout import CacheLayout
@@ -20,7 +22,6 @@ from umbel.models.kv.packed import pack_suffix
 from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.kv.spans import PackedSpan, runs_of
 from umbel.models.kv.token_layer import QuantizedTokenLayerCache, in_parts
-from umbel.models.load.device import GPU, DevicePolicy, device_policy
 from umbel.models.load.loader import _try_quantized
 from umbel.models.params import KVQuantization
 
@@ -28,7 +29,7 @@ from .. import zoo
 
 HEADS, KV_HEADS, SIZE, GROUP = 6, 2, 64, 32
 SCALE = SIZE**-0.5
-DEVICES = (device_policy(), replace(GPU, compiles=False))
+DEVICES = (choose(), replace(METAL, compiles=False))
 TOLERANCE = 1e-5
 
 Pair = tuple[mx.array, mx.array]
@@ -71,7 +72,7 @@ def expected(queries: mx.array, pair: Pair, bits: int) -> mx.array:
 
 @by_bits
 @by_device
-def test_rows_attend_as_each_alone(bits: int, device: DevicePolicy) -> None:
+def test_rows_attend_as_each_alone(bits: int, device: Backend) -> None:
     """Over what they share, what one leases alone, and their own: in one batch, of all lengths."""
     mx.random.seed(bits)
     lengths = (90, 71, 57, 9)  # tokens of each row, the step's included; the last is unused
@@ -110,7 +111,7 @@ def test_rows_attend_as_each_alone(bits: int, device: DevicePolicy) -> None:
 
 @by_bits
 @by_device
-def test_a_single_token_reads_segments_where_they_lie(bits: int, device: DevicePolicy) -> None:
+def test_a_single_token_reads_segments_where_they_lie(bits: int, device: Backend) -> None:
     """Nothing is joined: what stands for the join is NaNs here."""
     pair = random_pair(80)
     cache = QuantizedTokenLayerCache(
@@ -129,7 +130,7 @@ def test_a_single_token_reads_segments_where_they_lie(bits: int, device: DeviceP
 def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
     """Scales and biases weigh, also those of tokens that are masked."""
     layout = CacheLayout(zoo.make("llama"), KVQuantization(8, 32))
-    batch = BatchCache(layout.open().layers, device_policy(), row_limit=64)
+    batch = BatchCache(layout.open().layers, choose(), row_limit=64)
     assert batch.suffixes is not None
     batch.resize(1, 64, {})
     tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 2
@@ -143,7 +144,7 @@ def test_a_model_that_attends_by_itself_is_no_batch() -> None:
     """What is gathered are plain arrays."""
     layout = CacheLayout(zoo.make("llama"), KVQuantization(8, 32))
     with pytest.raises(NotBatchableError, match="attends by itself"):
-        BatchCache(layout.open().layers, device_policy(), row_limit=64, mask_axes=4)
+        BatchCache(layout.open().layers, choose(), row_limit=64, mask_axes=4)
 
 
 def test_layers_are_quantised_as_asked() -> None:

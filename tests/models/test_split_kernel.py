@@ -12,13 +12,14 @@ import pytest
 from umbel.models.attention import split_kernel, splits
 from umbel.models.attention.cascade import Part
 from umbel.models.attention.splits import splits_of
+from umbel.models.backends.cuda import CUDA
 from umbel.models.kv.token_layer import Tensors, starts
-from umbel.models.load.device import CUDA
 
+from ..shared import limited
 from .batch_fixture import BatchFixture
 from .cuda_emulator import EmulatedKernel, emulated
 
-DEVICE = replace(CUDA, fp32=True, compiles=False, warms_up=False)
+DEVICE = limited(replace(CUDA, compiles=False), fp32=True, warms_up=False)
 SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
+from umbel.models.backends import device_name
 from umbel.models.errors import StoredStateError
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan
 from umbel.models.kv.stored import DiskCodec, Exported, load_checkpoint, load_span
-from umbel.models.runtime import backend
 
 from .. import zoo
 from ..scenario.memory_tools import words
@@ -34,7 +34,7 @@ EVERY = [
     *[
         pytest.param(name, mx.bfloat16, id=f"{name}-bf16", marks=pytest.mark.slow)
         for name in zoo.NAMES
-        if name not in _FP32_ONLY or backend() != "cpu"
+        if name not in _FP32_ONLY or device_name() != "cpu"
     ],
 ]
 HOST, APART = DiskCodec(host_reads=True), DiskCodec(host_reads=False)

@@ -7,10 +7,10 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import pytest
 
+from umbel.models.backends import choose
+from umbel.models.backends.prepare import prepare
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.load.device import device_policy
 from umbel.models.load.trials import NEIGHBOURS, PROBED, Trial, Trials
-from umbel.models.prepare import prepare
 
 from .. import zoo
 from ..scenario.memory_tools import zoo_model
@@ -27,7 +27,7 @@ def logits_after(trials: Trials, trial: Trial) -> list[mx.array]:
 def test_each_time_they_have_the_state_that_their_prompts_leave(name: str) -> None:
     """Whoever had them before has gone on with his own."""
     loaded = zoo_model(name)
-    prepare(loaded.model, device_policy())
+    prepare(loaded.model, choose())
     trials = Trials(loaded.model, loaded.layout)
     trial = NEIGHBOURS[1][1]
     first, _, again = [logits_after(trials, each) for each in (trial, PROBED, trial)]

@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,9 +21,9 @@ from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
+from umbel.models.backends import Backend, choose
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.outputs import ForwardOutput
 from umbel.models.params import SamplingParams
 from umbel.models.runner import ModelRunner
@@ -37,7 +37,7 @@ from umbel.scheduler.sequence import Sequence
 
 from .. import zoo
 from ..models.batch_fixture import mlx_lm_alone
-from ..shared import measured_once, shared_model
+from ..shared import limited, measured_once, shared_model
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -155,7 +155,7 @@ class Bench:
         max_batch: int = 16,
         exact: bool = False,
         memory: int = 1 << 40,
-        device: DevicePolicy | None = None,
+        device: Backend | None = None,
         seed: int = 0,
         prefill_chunk: int = CHUNK,
     ) -> None:
@@ -166,7 +166,7 @@ class Bench:
                 model=model,
                 layout=CacheLayout(model),
                 text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE),
-                device=device or replace(device_policy(), overlaps=True),
+                backend=device or limited(choose(), overlaps=True),
             ),
         )
         self.model = model

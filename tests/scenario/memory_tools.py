@@ -27,9 +27,9 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.assembly import Assembly, assemble, open_folders
 from umbel.daemon.config import Settings
 from umbel.daemon.memory_budget import MemoryBudget
+from umbel.models.backends import Backend, choose
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
 from umbel.models.runtime import device_memory
 from umbel.scheduler.order import Priority
@@ -51,11 +51,11 @@ CHUNK = 64
 _PATIENCE = 60_000
 """Steps in which everything must have ended."""
 
-_loaded: dict[tuple[str, str, DevicePolicy], "LoadedModel"] = {}
+_loaded: dict[tuple[str, str, Backend], "LoadedModel"] = {}
 
 
 def zoo_model(
-    name: str, dtype: mx.Dtype = mx.float32, device: DevicePolicy | None = None
+    name: str, dtype: mx.Dtype = mx.float32, device: Backend | None = None
 ) -> "LoadedModel":
     """Make a zoo model look like a loaded one; the same at every call.
 
@@ -64,7 +64,7 @@ def zoo_model(
         dtype: of the weights.
         device: as which device to run it; this one, unless one is given.
     """
-    device = device or device_policy()
+    device = device or choose()
     key = name, str(dtype), device
     if key not in _loaded:
         model = zoo.make(name)
@@ -82,7 +82,7 @@ def zoo_model(
                 fingerprint=f"{name} {dtype}",
                 context_length=4096,
                 weight_bytes=zoo.weight_bytes(model),
-                device=device,
+                backend=device,
             ),
         )
     return _loaded[key]

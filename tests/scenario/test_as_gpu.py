@@ -18,7 +18,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.models.attention import decode_kernel, latent_kernel
-from umbel.models.load.device import CPU, CUDA, DevicePolicy
+from umbel.models.backends import Backend
+from umbel.models.backends.cpu import CPU
+from umbel.models.backends.cuda import CUDA
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 from umbel.scheduler.sequence import Sequence, SequenceStatus
@@ -26,7 +28,7 @@ from umbel.scheduler.sequence import Sequence, SequenceStatus
 from .. import zoo
 from ..models.batch_fixture import mlx_lm_alone
 from ..models.cuda_emulator import emulated
-from ..shared import AS_GPU
+from ..shared import AS_GPU, limited
 from .memory_tools import (
     CHUNK,
     SEEDED,
@@ -75,7 +77,7 @@ def kinds(*quick: str, hows: Items[Any] = (None,)) -> list[Any]:
 
 
 def model(name: str) -> "LoadedModel":
-    """Make a zoo model that runs as on a GPU."""
+    """Make a zoo model that runs as on a METAL."""
     return zoo_model(name, device=AS_GPU)
 
 
@@ -129,7 +131,7 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 def test_with_kernels(name: str, kernels: set[str], kernel_folder: Path) -> None:
     """Agents that start together, join and leave get mlx-lm's own answers of our kernels."""
     with emulated(kernel_folder) as made:
-        device = replace(CUDA, compiles=False, warms_up=False)
+        device = limited(replace(CUDA, compiles=False), fp32=True, warms_up=False)
         loaded = zoo_model(name, device=device)
         # Who tries out how it runs in batches meets kernels that these agents are too few for.
         server = ServerFixture(loaded, MEMORY, anew={"batching"}, max_batch=3)
@@ -165,7 +167,8 @@ def test_kernels_read_prompts_that_begin_alike(
     ]
     with emulated(kernel_folder):
         # A row that enters alone copies what half a row has place for.
-        device = replace(CUDA, compiles=False, warms_up=False, row_limit=128)
+        limits = {"fp32": True, "warms_up": False, "row_limit": 128}
+        device = limited(replace(CUDA, compiles=False), **limits)
         server = ServerFixture(zoo_model(kind, device=device), MEMORY, max_batch=4)
         check(server, asks, server.serve(asks))
     assert 5 in merged
@@ -192,7 +195,7 @@ def test_a_small_budget_warms_up_less(name: str) -> None:
     ],
     ids=["none", "quick", "quick-cpu"],
 )
-def test_what_is_run_at_start(device: DevicePolicy, warmup: str, shapes: int) -> None:
+def test_what_is_run_at_start(device: Backend, warmup: str, shapes: int) -> None:
     """The warm-up runs where the setting and the device ask for it."""
     loaded = zoo_model("llama", device=device)
     server = ServerFixture(loaded, MEMORY, max_batch=2, warmup=warmup)
@@ -294,7 +297,7 @@ def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -
     ids=["gpu", "less memory", "little memory", "cpu", "exact", "given"],
 )
 def test_how_much_of_a_prompt_is_computed_at_once(
-    device: DevicePolicy,
+    device: Backend,
     budget: int,
     given: dict[str, Any],
     longest_chunk: int,

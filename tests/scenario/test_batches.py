@@ -9,14 +9,14 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.models import sampling
+from umbel.models.backends import choose
+from umbel.models.backends.prepare import prepare
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load import probe, trials
-from umbel.models.load.device import device_policy
 from umbel.models.load.trials import Trials
 from umbel.models.params import Row, SamplingParams
-from umbel.models.prepare import prepare
 from umbel.models.sampling import sample_tokens as real_sample
 from umbel.models.step_plan import EXACT_ROWS, Call
 from umbel.scheduler.errors import ComputationError
@@ -50,7 +50,7 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     """Where rows are further from the answers of each alone than is allowed, it says how far."""
     monkeypatch.setattr(trials, "MARGIN", 0.0)
     monkeypatch.setattr(trials, "_SMALL", 0.0)
-    net, device = zoo.make("llama"), device_policy()
+    net, device = zoo.make("llama"), choose()
     prepare(net, device)
     reason = probe.batching(Trials(net, CacheLayout(net)), device).one_by_one
     assert reason is not None

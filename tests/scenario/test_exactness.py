@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from umbel.cachestore.checkpoints import FINAL_AFTER
+from umbel.models.backends import choose
 
 from .. import zoo
 from .bench import Ask, Bench, words
-from .conversations import SCENARIOS, Scenario
+from .conversations import SCENARIOS, Scenario, fork_in_an_answer, tool_turns
 
 TOLERANCE = 3e-4
 """Largest |Δ log p| against a cold run; fp32 rounding in another order of summation."""
@@ -44,6 +45,15 @@ def test_restored_equals_cold(name: str, scenario: Scenario) -> None:
         assert outcome.matched == matched - forgotten
         expected = at_least if bench.exact else min(matched, len(outcome.prompt) - 1)
         assert outcome.cached >= min(expected, outcome.matched)
+        assert bench.difference(outcome) < TOLERANCE
+
+
+@pytest.mark.parametrize("scenario", [fork_in_an_answer, tool_turns])
+@pytest.mark.parametrize("name", zoo.one_of_each_kind())
+def test_restored_equals_cold_on_the_metal_path(name: str, scenario: Scenario) -> None:
+    """MLX's operations alone, which is what a Mac runs: a model of each kind of state."""
+    bench = Bench(name, device=choose("metal"))
+    for outcome, _, _ in scenario(bench):
         assert bench.difference(outcome) < TOLERANCE
 
 

@@ -3,7 +3,6 @@
 import gc
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from re import findall
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,14 @@ from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.daemon.config import Settings
 from umbel.daemon.errors import StartError
+from umbel.models.backends import choose
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.load.device import device_policy
 from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.limits import Admission
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo
-from ..shared import shared_model
+from ..shared import limited, shared_model
 from .memory_tools import Ask, ServerFixture, Watch, agents, loners, replaced, words, zoo_model
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def test_the_budget_holds_on_a_slow_disk(
         return write_file(*args)
 
     monkeypatch.setattr(writer, "write_file", write_slowly)
-    model = zoo_model(name, device=replace(device_policy(), host_reads=host_reads))
+    model = zoo_model(name, device=limited(choose(), host_reads=host_reads))
     server = ServerFixture(model, promised(name, 420, model=model), disk=tmp_path)
     check_budget(server, agents(6, user=(40, 130), answer=(20, 50), every=3))
     server.close()

@@ -1,7 +1,6 @@
 """Agents with long private histories: state is held once, and any budget is kept."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import pytest
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.cachestore.ledger import Kind
 
-from ..shared import AS_GPU
+from ..shared import AS_GPU, limited
 from .memory_tools import Ask, ServerFixture, Watch, words, zoo_model
 from .test_memory import TOLERANCE, check_ledger
 
@@ -26,7 +25,7 @@ ANSWER = 24
 
 def model(name: str, *, host_reads: bool = True) -> "LoadedModel":
     """Make a zoo model that runs as on a GPU, with short rows."""
-    return zoo_model(name, device=replace(AS_GPU, row_limit=ROWS, host_reads=host_reads))
+    return zoo_model(name, device=limited(AS_GPU, row_limit=ROWS, host_reads=host_reads))
 
 
 class Crowd:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
+from umbel.models.backends import choose
 from umbel.models.params import SamplingParams
 
 from .. import zoo
@@ -43,6 +44,15 @@ def test_a_crowd_changes_nothing(name: str) -> None:
     (alone,) = Bench(name, exact=True).run_together([request()])
     crowded = Bench(name, exact=True).run_together([*others(5), request(at=4), *others(5)])
     assert same(alone, crowded[5])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "deepseek_v3"])
+def test_a_crowd_changes_nothing_on_the_metal_path(name: str) -> None:
+    """The same of MLX's operations alone."""
+    metal = choose("metal")
+    (alone,) = Bench(name, exact=True, device=metal).run_together([request()])
+    crowded = Bench(name, exact=True, device=metal).run_together([request(), *others(4)])
+    assert same(alone, crowded[0])
 
 
 @pytest.mark.parametrize("name", [*zoo.NAMES, *zoo.QUANTIZED])

@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.convolution import Conv1d
 
-from .attention.kernel_source import WARP
-from .attention.softmax_kernel import TYPES
+from ...attention.kernel_source import WARP
+from ...attention.softmax_kernel import TYPES
 
 _BLOCK = 128  # channels, a thread each
 _STRETCH = 8  # tokens that a thread computes: it reads each input once

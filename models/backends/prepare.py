@@ -1,4 +1,4 @@
-"""Prepares a loaded model for a device: umbel's operations in the place of mlx-lm's.
+"""Prepares a loaded model for a backend: umbel's operations in the place of mlx-lm's.
 
 A layer of mlx-lm calls functions of its Python module, such as `scaled_dot_product_attention`. A
 layer of a prepared model has a subclass as its class, whose methods are mlx-lm's and see umbel's
@@ -16,38 +16,33 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import activations, base, gated_delta
 from mlx_lm.models.cache import ChunkedKVCache
 
-from .activations import Swiglu
-from .attention.binding import Attention
-from .attention.chunked import CountsByRow
-from .gated_delta import GatedDelta
-from .load.device import DevicePolicy
+from ..attention.binding import Attention
+from ..attention.chunked import CountsByRow
+from . import Backend
 from .output_rows import OutputRows, head_class
-from .short_convolution import ShortConvolution, computes
 
-_FUNCTIONS: Mapping[
-    str, tuple[Callable[..., Any], Callable[[DevicePolicy], Callable[..., Any]]]
-] = {
-    "scaled_dot_product_attention": (base.scaled_dot_product_attention, Attention),
-    "swiglu": (activations.swiglu, Swiglu),
-    "gated_delta_update": (gated_delta.gated_delta_update, GatedDelta),
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": base.scaled_dot_product_attention,
+    "swiglu": activations.swiglu,
+    "gated_delta_update": gated_delta.gated_delta_update,
 }
-"""Functions of mlx-lm by their name, and the class of the function that takes their place."""
+"""Functions of mlx-lm that others take the place of, by their name."""
 
 _ORIGINAL = "_mlx_lm_class"
 """Attribute of a layer whose class is not mlx-lm's any more: the class that it had."""
 
-_DEVICE, _OUTPUTS = "_prepared_for", "_output_rows"
-"""Attributes of a model: the device that it is prepared for, and the choice of its logits."""
+_BACKEND, _OUTPUTS = "_prepared_for", "_output_rows"
+"""Attributes of a model: the backend that it is prepared for, and the choice of its logits."""
 
 
-def prepare(model: Any, device: DevicePolicy) -> OutputRows:
-    """Have a model's layers call the operations of a device, and no other model's.
+def prepare(model: Any, backend: Backend) -> OutputRows:
+    """Have a model's layers call the operations of a backend, and no other model's.
 
-    The last call counts. A model that is prepared for this device stays as it is.
+    The last call counts. A model that is prepared for this backend stays as it is.
 
     Args:
         model: mlx-lm's.
-        device: says which operations.
+        backend: whose operations.
 
     Returns:
         The choice of tokens that have logits; the same object for each call with this model.
@@ -56,10 +51,10 @@ def prepare(model: Any, device: DevicePolicy) -> OutputRows:
         _own_layers(model)
         vars(model)[_OUTPUTS] = OutputRows()
     outputs: OutputRows = vars(model)[_OUTPUTS]
-    if vars(model).get(_DEVICE) == device:
+    if vars(model).get(_BACKEND) == backend:
         return outputs
     restore(model)
-    classes = _Classes(device)
+    classes = _Classes(backend)
     for name, layer in _layers(model):
         original, head = type(layer), head_class(name, layer)
         if head is not None:
@@ -68,7 +63,7 @@ def prepare(model: Any, device: DevicePolicy) -> OutputRows:
         if kind is not original:
             vars(layer)[_ORIGINAL] = original
             layer.__class__ = kind
-    vars(model)[_DEVICE] = device
+    vars(model)[_BACKEND] = backend
     return outputs
 
 
@@ -76,7 +71,7 @@ def restore(model: Any) -> None:
     """Have a model's layers be of mlx-lm's and MLX's classes again."""
     for _, layer in _layers(model):
         layer.__class__ = vars(layer).pop(_ORIGINAL, type(layer))
-    vars(model).pop(_DEVICE, None)
+    vars(model).pop(_BACKEND, None)
 
 
 def _own_layers(model: Any) -> None:
@@ -97,19 +92,24 @@ class _Classes:
     """Makes the classes of one model's layers.
 
     Args:
-        device: says which operations its layers call.
+        backend: whose operations its layers call.
     """
 
-    def __init__(self, device: DevicePolicy) -> None:
-        self._device = device
+    def __init__(self, backend: Backend) -> None:
+        self._convolution = backend.convolution
+        self._functions: Mapping[str, Callable[..., Any]] = {
+            "scaled_dot_product_attention": Attention(backend),
+            "swiglu": backend.swiglu,
+            "gated_delta_update": backend.gated_delta,
+        }
         self._classes: dict[type, type] = {}
         self._globals: dict[int, dict[str, Any] | None] = {}  # by the id of a Python module's
 
     def of(self, layer: Any) -> type:
         """The class for a layer, its own if nothing in it is replaced."""
-        kind = type(layer)
-        if self._device.convolution_kernel and computes(layer):
-            return ShortConvolution
+        kind, convolution = type(layer), self._convolution(layer)
+        if convolution is not None:
+            return convolution
         if kind not in self._classes:
             self._classes[kind] = self._derived(kind)
         return self._classes[kind]
@@ -132,8 +132,8 @@ class _Classes:
         """The globals of a Python module with umbel's functions; None if it has no such name."""
         if id(seen) not in self._globals:
             functions: dict[str, Any] = {
-                name: make(self._device)
-                for name, (function, make) in _FUNCTIONS.items()
+                name: self._functions[name]
+                for name, function in _FUNCTIONS.items()
                 if seen.get(name) is function
             }
             if seen.get("ChunkedKVCache") is ChunkedKVCache:

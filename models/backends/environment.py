@@ -1,4 +1,4 @@
-"""A folder of this user's own for the code that MLX compiles and loads.
+"""What MLX reads from the environment when it starts: bounds, and where compiled code lies.
 
 MLX's CPU backend writes compiled functions to `mlx/VERSION/cpu` in the system's temporary folder,
 and loads what it finds there under the name of a function, whoever wrote it. Its CUDA backend does
@@ -26,6 +26,11 @@ import platformdirs
 
 from ...ownership import private_folder
 
+_DEFAULTS = {
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "2000",
+    "MLX_CUDA_SDPA_CACHE_SIZE": "1000",
+}
 _TEMPORARY = "TMPDIR"
 _CUDA = "MLX_PTX_CACHE_DIR"
 _MARK = "running-"
@@ -43,6 +48,20 @@ class KernelFolder:
 
     path: Path
     fault: str = ""
+
+
+def set_bounds() -> None:
+    """Have MLX's CUDA backend keep more, and miss in its caches as often as it must.
+
+    Its caches of graphs and of attention plans count the misses of the whole life of a process, and
+    raise "Cache thrashing is happening" after twice as many as they hold (`lru_cache.h` of MLX
+    0.32): 800 kinds of graphs, or 512 shapes. A daemon reaches any such number. A step of a model
+    of 32 layers is fourteen graphs; on an H200 one takes 1.8 ms to make and 2.1 ms to destroy.
+    Prompts of up to 32,768 tokens meet 330 plans for each kind of attention. A value that the user
+    has set stays.
+    """
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
 
 
 def keep_kernels() -> KernelFolder:

@@ -7,17 +7,14 @@ The rule: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 w
 2024; with a gate for each channel: Kimi Team, "Kimi Linear", 2025.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import gated_delta
 
-from .attention.kernel_source import WARP
-from .attention.softmax_kernel import TYPES
-from .load.device import DevicePolicy
-from .runtime import launch
+from ...attention.kernel_source import WARP
+from ...attention.softmax_kernel import TYPES
 
 _theirs = gated_delta.gated_delta_update
 _LANES = 4  # threads that have a row of the state
@@ -89,71 +86,58 @@ _SOURCE = """
 """
 
 
-@dataclass(frozen=True)
-class GatedDelta:
-    """The gated delta rule of a prepared model, in the place of mlx-lm's function.
+def update(  # noqa: PLR0917  (mlx-lm's order)
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    A_log: mx.array,  # noqa: N803  (mlx-lm's names)
+    dt_bias: mx.array,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+    *,
+    use_kernel: bool = True,
+    lower_bound: float | None = None,
+    allow_neg_eigval: bool = False,
+) -> tuple[mx.array, mx.array]:
+    """Compute the rule as mlx-lm's `gated_delta_update` does; by the kernel if that can.
 
-    Attributes:
-        device: how it is computed.
+    Args:
+        q: `[rows, tokens, key_heads, key_size]`, normalised and scaled.
+        k: likewise, normalised.
+        v: `[rows, tokens, heads, value_size]`.
+        a: `[rows, tokens, heads]` or `[..., key_size]`, of the gate.
+        b: `[rows, tokens, heads]`, of what is written.
+        A_log: of the gate.
+        dt_bias: of the gate.
+        state: `[rows, heads, value_size, key_size]` in fp32; None for zeros.
+        mask: `[rows, tokens]`; a token that is masked leaves the state as it is.
+        use_kernel: False where a gradient is wanted.
+        lower_bound: of the gate's logarithm.
+        allow_neg_eigval: what is written counts twice.
+
+    Returns:
+        `[rows, tokens, heads, value_size]` in `q`'s type, and the new state.
     """
-
-    device: DevicePolicy
-
-    def __call__(  # noqa: PLR0917  (their order)
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        a: mx.array,
-        b: mx.array,
-        A_log: mx.array,  # noqa: N803  (their names)
-        dt_bias: mx.array,
-        state: mx.array | None = None,
-        mask: mx.array | None = None,
-        *,
-        use_kernel: bool = True,
-        lower_bound: float | None = None,
-        allow_neg_eigval: bool = False,
-    ) -> tuple[mx.array, mx.array]:
-        """Compute the rule with mlx-lm's signature.
-
-        Args:
-            q: `[rows, tokens, key_heads, key_size]`, normalised and scaled.
-            k: likewise, normalised.
-            v: `[rows, tokens, heads, value_size]`.
-            a: `[rows, tokens, heads]` or `[..., key_size]`, of the gate.
-            b: `[rows, tokens, heads]`, of what is written.
-            A_log: of the gate.
-            dt_bias: of the gate.
-            state: `[rows, heads, value_size, key_size]` in fp32; None for zeros.
-            mask: `[rows, tokens]`; a token that is masked leaves the state as it is.
-            use_kernel: False where a gradient is wanted.
-            lower_bound: of the gate's logarithm.
-            allow_neg_eigval: what is written counts twice.
-
-        Returns:
-            `[rows, tokens, heads, value_size]` in `q`'s type, and the new state.
-        """
-        if self.device.launches_layers and q.shape[1] > 1:
-            launch(q)  # with all that is before it, as a layer that attends does
-        if not (use_kernel and self.device.recurrence_kernel and _fits(q, k, v)):
-            own: tuple[mx.array, mx.array] = _theirs(
-                *(q, k, v, a, b, A_log, dt_bias, state, mask),
-                use_kernel=use_kernel,
-                lower_bound=lower_bound,
-                allow_neg_eigval=allow_neg_eigval,
-            )
-            return own
-        beta = mx.sigmoid(b)
-        if allow_neg_eigval:
-            beta = beta * 2.0
-        if lower_bound is None:
-            g = gated_delta.compute_g(A_log, a, dt_bias)
-        else:
-            g = gated_delta.compute_lower_bound_g(A_log, a, dt_bias, lower_bound)
-        if state is None:
-            state = mx.zeros((q.shape[0], *v.shape[2:], q.shape[3]), mx.float32)
-        return _run(q, k, v, g, beta, state, mask)
+    if not (use_kernel and _fits(q, k, v)):
+        own: tuple[mx.array, mx.array] = _theirs(
+            *(q, k, v, a, b, A_log, dt_bias, state, mask),
+            use_kernel=use_kernel,
+            lower_bound=lower_bound,
+            allow_neg_eigval=allow_neg_eigval,
+        )
+        return own
+    beta = mx.sigmoid(b)
+    if allow_neg_eigval:
+        beta = beta * 2.0
+    if lower_bound is None:
+        g = gated_delta.compute_g(A_log, a, dt_bias)
+    else:
+        g = gated_delta.compute_lower_bound_g(A_log, a, dt_bias, lower_bound)
+    if state is None:
+        state = mx.zeros((q.shape[0], *v.shape[2:], q.shape[3]), mx.float32)
+    return _run(q, k, v, g, beta, state, mask)
 
 
 def _fits(q: mx.array, k: mx.array, v: mx.array) -> bool:

@@ -1,6 +1,11 @@
-"""What a device has for weights and state. Pure figures."""
+"""What a device has for weights and state."""
 
+import os
 from dataclasses import dataclass
+from typing import Any
+
+from ...control_group import memory_limit
+from . import device_name
 
 NO_LIMIT = 1 << 62
 """Allocations of a process, where the device does not bound them."""
@@ -60,3 +65,23 @@ def mac_memory(total: int) -> DeviceMemory:
     """Describe a Mac of this size whose limits are macOS's own: what its GPU may wire is less."""
     part, of = _WIRED_BELOW if total < _LARGE_MAC else _WIRED_FROM
     return gpu_memory("metal memory", total, total * part // of)
+
+
+def device_memory() -> DeviceMemory:
+    """Ask the device, or the operating system where MLX computes on the CPU."""
+    import mlx.core as mx  # noqa: PLC0415  (planning for another machine needs no MLX)
+
+    if device_name() == "cpu":
+        return host_memory(_host_memory())
+    info: dict[str, Any] = dict(mx.device_info())
+    buffers = int(info.get("resource_limit") or NO_LIMIT)
+    total = int(info.get("memory_size") or info.get("total_memory") or _host_memory())
+    recommended = int(info.get("max_recommended_working_set_size") or total)
+    return gpu_memory(f"{device_name()} memory", total, recommended, buffers)
+
+
+def _host_memory() -> int:
+    """Bytes of physical memory, or the limit of this process's control group if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
