@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from .backends import Limits
-from .load.probe import Batching
+from .load.probe import Probed
 from .memory_profile import StateSizes
 from .planned_for import Rules
 
@@ -12,20 +12,20 @@ _LEAST_ROW = 64  # tokens; below these, overhead is all there is
 _ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 
-def rules_of(limits: Limits, way: Batching, *, exact: bool, reads_parts: bool) -> Rules:
+def rules_of(limits: Limits, probed: Probed, *, exact: bool) -> Rules:
     """Rules that the model and the device determine, before the budget is known.
 
     Args:
         limits: of the device.
-        way: how its sequences decode together, if they do.
+        probed: how its sequences decode together. One that decodes them one by one reads keys in
+            one piece, however they are cut.
         exact: see `ModelRunner`.
-        reads_parts: its attention reads a prefix span by span.
     """
     return Rules(
         exact=exact,
-        batches=way.one_by_one is None,
-        contiguous=not reads_parts,
-        gathers=way.mask_axes > 0,
+        batches=probed.one_by_one is None,
+        contiguous=not probed.reads_parts,
+        gathers=probed.mask_axes > 0,
         row_limit=limits.row_limit,
         row_multiple=limits.row_multiple,
         own=limits.row_limit // 2,

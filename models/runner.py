@@ -23,15 +23,7 @@ from .kv.spans import PackedSpan
 from .kv.state_form import StateForm
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
-from .load.probe import (
-    Batching,
-    Probed,
-    batching,
-    head_known,
-    interruptible,
-    probed_once,
-    reads_parts,
-)
+from .load.probe import Probed, interruptible, probe, probed_once
 from .load.trials import Trials
 from .memory_profile import Held
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
@@ -96,19 +88,18 @@ class ModelRunner:
         self.resident = resident_bytes()
         self._outputs = self.backend.prepare(loaded.model)
         with interruptible(loaded.model, go_on) as model:
-            way = self._find_out(loaded, model, measured)
-        self.use(rules_of(self.limits, way, exact=exact, reads_parts=self._reads_parts))
+            self._probed = self._find_out(loaded, model, measured)
+        self.use(rules_of(self.limits, self._probed, exact=exact))
 
-    def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
+    def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Probed:
         """Try out how the model's sequences run together, and measure what they take."""
         exact = self._exact
-        way, parts, self._outputs.known = self._probe(loaded, model, measured)
-        if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
-            way = Batching(_NOT_APART)
-        self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
+        probed = self._probe(loaded, model, measured)
+        if exact and (probed.mask_axes or not can_separate(loaded.layout.open().layers)):
+            probed = Probed(_NOT_APART, head_known=probed.head_known)
+        self._outputs.known = probed.head_known
+        self.one_by_one = probed.one_by_one
         self.batches = self.one_by_one is None
-        # Who decodes one by one always does so: with keys in one piece, however they are cut.
-        self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
             lambda tokens, cache: prefill(model, tokens, cache),
@@ -119,27 +110,26 @@ class ModelRunner:
             folder=measured,
             of=() if measured is None else (loaded.fingerprint,),
         )
-        return way
+        return probed
 
     def _probe(self, loaded: LoadedModel, model: Any, folder: Path | None) -> Probed:
         """Try out how the model's sequences decode together, or look up what was found out."""
 
-        def probe() -> Probed:
-            trials = Trials(model, loaded.layout)
-            way = batching(trials, loaded.backend)
-            parts = way.one_by_one is None and reads_parts(trials)
-            return Probed(way, parts, head_known(trials, self._outputs))
+        def probed() -> Probed:
+            return probe(Trials(model, loaded.layout), self.backend, self._outputs)
 
         if folder is None:
-            return probe()
-        return probed_once(folder, (loaded.fingerprint, loaded.backend), probe)
+            return probed()
+        return probed_once(folder, (loaded.fingerprint, self.backend), probed)
 
     def use(self, rules: Rules) -> None:
         """Plan by other rules. No sequence may run."""
         batch = None
         if self.batches and not self._exact:
             like, limit = self._layout.open().layers, rules.row_limit
-            batch = BatchCache(like, self.backend, row_limit=limit, mask_axes=self._mask_axes)
+            batch = BatchCache(
+                like, self.backend, row_limit=limit, mask_axes=self._probed.mask_axes
+            )
             rules = replace(rules, chunked=frozenset(batch.chunked))
         self.rules = replace(rules, own=min(rules.own, rules.row_limit // 2))
         self.placement = Placement(self._layout, batch)
@@ -342,7 +332,7 @@ class ModelRunner:
         An indexer's, while nothing is chosen by it, would be computed at some later time, and
         keep all that it is computed from until then.
         """
-        return self._layout.has_checkpoints or not self._reads_parts
+        return self._layout.has_checkpoints or not self._probed.reads_parts
 
     def _note(self, shape: tuple[int, ...]) -> None:
         if shape not in self.shapes:

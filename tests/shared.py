@@ -93,7 +93,7 @@ def measured_once(model: Any, *, anew: Container[str] = ()) -> Iterator[None]:
         model: of the runner.
         anew: functions that are called all the same.
     """
-    names = ("batching", "reads_parts", "head_known", "measure")
+    names = ("probe", "measure")
     with pytest.MonkeyPatch.context() as patch:
         for name in (name for name in names if name not in anew):
             patch.setattr(runner, name, _once(getattr(runner, name), model))

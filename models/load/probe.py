@@ -36,7 +36,7 @@ _APART = 0.01
 rounds alike, whatever stands in other rows."""
 
 _FORMAT = 8  # of what is kept
-_KEPT = {"batches", "mask_axes", "reads_parts", "head_known"}
+_KEPT = ("batches", "mask_axes", "reads_parts", "head_known")
 
 _PROMPT = (6, 7, 8, 9, 10)
 
@@ -44,30 +44,21 @@ _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
 
 
-class Batching(NamedTuple):
-    """How a model's sequences decode together.
-
-    Attributes:
-        one_by_one: why they must not; None if they can run in batches.
-        mask_axes: see `batch_cache.BatchCache`.
-    """
-
-    one_by_one: str | None
-    mask_axes: int = 0
-
-
 class Probed(NamedTuple):
     """What was tried out of a model.
 
     Attributes:
-        batching: how its sequences decode together.
-        reads_parts: see `reads_parts`.
-        head_known: see `head_known`.
+        one_by_one: why its sequences must decode one by one; None if they can run in batches.
+        mask_axes: how they run in batches; see `batch_cache.BatchCache`.
+        reads_parts: a single token's attention reads prefix and suffix one by one. An attention
+            that is the model's own, or computes with the keys, asks for them in one piece.
+        head_known: the layer that computes logits is known, so that it can compute few.
     """
 
-    batching: Batching
-    reads_parts: bool
-    head_known: bool
+    one_by_one: str | None
+    mask_axes: int = 0
+    reads_parts: bool = False
+    head_known: bool = False
 
 
 def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
@@ -82,23 +73,15 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     """
 
     def figures() -> dict[str, float]:
-        (why, mask_axes), parts, head = probe()
-        return {
-            "batches": float(why is None),
-            "mask_axes": mask_axes,
-            "reads_parts": float(parts),
-            "head_known": float(head),
-        }
+        why, *others = probe()
+        return dict(zip(_KEPT, map(float, (why is None, *others)), strict=True))
 
     versions = getattr(mx, "__version__", ""), mlx_lm.__version__
-    kept = measured_once(folder, key_of("probe", _FORMAT, *versions, *of), _KEPT, figures)
+    kept = measured_once(folder, key_of("probe", _FORMAT, *versions, *of), {*_KEPT}, figures)
     if not kept["batches"]:
         return probe()
-    return Probed(
-        Batching(None, int(kept["mask_axes"])),
-        bool(kept["reads_parts"]),
-        bool(kept["head_known"]),
-    )
+    _, mask_axes, parts, head = (int(kept[name]) for name in _KEPT)
+    return Probed(None, mask_axes, bool(parts), bool(head))
 
 
 class _Interruption(BaseException):
@@ -131,7 +114,7 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
         raise interruption.error from None
 
 
-def batching(trials: Trials, backend: Backend) -> Batching:
+def probe(trials: Trials, backend: Backend, outputs: OutputRows) -> Probed:
     """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
@@ -145,28 +128,28 @@ def batching(trials: Trials, backend: Backend) -> Batching:
     Args:
         trials: of the model.
         backend: how attention is computed.
+        outputs: of the model.
     """
+    head = _head_known(trials, outputs)
     why = []
     for mask_axes in _MASK_AXES:
-        way = Batching(None, mask_axes)
-        reason = _why_not(trials, backend, way)
+        reason = _why_not(trials, backend, mask_axes)
         if reason is None:
-            return way
+            return Probed(None, mask_axes, _reads_parts(trials), head)
         why.append(reason)
-    return Batching(why[0])
+    return Probed(why[0], head_known=head)
 
 
-def _why_not(trials: Trials, backend: Backend, way: Batching) -> str | None:
+def _why_not(trials: Trials, backend: Backend, mask_axes: int) -> str | None:
     """Try out one way; says what is wrong with it."""
-
-    def logits_of(trial: Trial) -> mx.array:
-        return _together(trials, backend, trial, way).logits
-
     rounding = trials.rounding
     try:
-        together = _together(trials, backend, PROBED, way)
+        together = _together(trials, backend, PROBED, mask_axes)
         moved = largest(
-            deviation(_row(logits_of(trial), row), _row(together.logits, row))
+            deviation(
+                _together(trials, backend, trial, mask_axes).logits[:, row],
+                together.logits[:, row],
+            )
             for row, trial in NEIGHBOURS
         )
     except NotBatchableError as error:
@@ -188,31 +171,19 @@ def _why_not(trials: Trials, backend: Backend, way: Batching) -> str | None:
     )
 
 
-def reads_parts(trials: Trials) -> bool:
-    """Try out whether a single token's attention reads prefix and suffix one by one.
-
-    Where attention is the model's own, or computes with the keys, it asks for them in one piece.
-    """
+def _reads_parts(trials: Trials) -> bool:
     cache = trials.prefilled(PROBED)[0]
     for layer in cache.token_layers:
         layer.withholds = True
     return not bool(mx.isnan(trials.forward(cache, [3])).any())
 
 
-def head_known(trials: Trials, outputs: OutputRows) -> bool:
-    """Try out whether the model computes the logits of a prompt's last token alone.
-
-    Heads are found by their names, and a layer within a model may have the name of one.
-
-    Args:
-        trials: of the model.
-        outputs: of the model.
-    """
+def _head_known(trials: Trials, outputs: OutputRows) -> bool:
+    """Heads are found by their names, and a layer within a model may have the name of one."""
     expected = trials.forward(trials.layout.open(), _PROMPT)[:, -1]
-    cache = trials.layout.open()
     try:
         with outputs.only([len(_PROMPT) - 1]):
-            logits = trials.forward(cache, _PROMPT)
+            logits = trials.forward(trials.layout.open(), _PROMPT)
     except Exception as error:  # noqa: BLE001  (all logits are computed then)
         explain(error)
         return False
@@ -221,13 +192,13 @@ def head_known(trials: Trials, outputs: OutputRows) -> bool:
     return deviation(logits[:, -1], expected) <= allowed(trials.rounding.logits)
 
 
-def _together(trials: Trials, backend: Backend, trial: Trial, way: Batching) -> Outcome:
+def _together(trials: Trials, backend: Backend, trial: Trial, mask_axes: int) -> Outcome:
     """Decode as rows of one batch: logits `[steps, rows, V]`, and states."""
     layout, caches = trials.layout, trials.prefilled(trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
-    rules = Rules(own=2, gathers=way.mask_axes > 0)
+    rules = Rules(own=2, gathers=mask_axes > 0)
     like = layout.open().layers
-    batch = BatchCache(like, backend, row_limit=rules.row_limit, mask_axes=way.mask_axes)
+    batch = BatchCache(like, backend, row_limit=rules.row_limit, mask_axes=mask_axes)
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:
@@ -250,7 +221,3 @@ def decoded(
     (call,) = plan_decode(caches, placement, rules).calls
     placement.apply(call.moves, {each.number: each for each in caches})
     return placement.step(model, call, mx.array(list(tokens)))
-
-
-def _row(logits: mx.array, row: int) -> mx.array:
-    return logits[:, row : row + 1]

@@ -11,11 +11,10 @@ from mlx_lm.models.cache import ArraysCache
 from ..errors import UnsupportedCacheError
 from ..kv.layout import CacheLayout
 from ..kv.non_trimmable import in_order
-from ..kv.packed import PackedCheckpoint, pack_suffix
+from ..kv.packed import PackedCheckpoint
 from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
 from ..kv.spans import PackedSpan
-from ..kv.token_layer import in_parts
 
 _MANY = 18  # with one token more: no multiple of what CUDA's products are fast for
 _PREFIX = (*(1, 2, 3, 4) * _MANY, 5)
@@ -90,20 +89,18 @@ class Difference(NamedTuple):
         return all(differs <= allowed(own) for differs, own in pairs)
 
 
-class _Computed(NamedTuple):
-    """The state of a sequence, from which others go on.
+class _Prefix(NamedTuple):
+    """Computed tokens that sequences begin with.
 
     Attributes:
-        offset: its tokens.
-        leased: the first of them.
-        checkpoint: what is not token-addressable, if anything is.
-        suffix: what comes after those that are leased, if anything does.
+        offset: number of tokens.
+        spans: their state in layers that keep all.
+        checkpoint: their state in other layers, if there are any.
     """
 
     offset: int
-    leased: tuple[PackedSpan, ...]
+    spans: Sequence[PackedSpan]
     checkpoint: PackedCheckpoint | None
-    suffix: PackedSpan | None
 
 
 class Trials:
@@ -117,18 +114,15 @@ class Trials:
     def __init__(self, model: Any, layout: CacheLayout) -> None:
         self.model = model
         self.layout = layout
-        self._begun: dict[tuple[int, ...], _Computed] = {}
-        self._computed: dict[tuple[Any, ...], list[_Computed]] = {}
+        self._prefixes: dict[tuple[int, ...], _Prefix] = {}
 
     def prefilled(self, trial: Trial) -> list[SequenceCache]:
-        """Sequences of a trial after their prompts; those who share a prefix lease it.
-
-        All that are returned for the same prompts have the same state, and may change it.
-        """
-        key = (trial.prefix, trial.own)
-        if key not in self._computed:
-            self._computed[key] = [self._taken(cache) for cache in self._prefill(trial)]
-        return [self._continued(computed) for computed in self._computed[key]]
+        """Sequences of a trial after their prompts. The first two lease the prefix."""
+        prefix = self._computed(trial.prefix)
+        caches = [*[self.layout.open(*prefix) for _ in range(2)], self.layout.open()]
+        for cache, tokens in zip(caches, trial.own, strict=True):
+            self.forward(cache, tokens)
+        return caches
 
     def forward(self, cache: SequenceCache, tokens: Sequence[int]) -> mx.array:
         """Advance a sequence; its logits, `[1, tokens, V]`."""
@@ -173,47 +167,23 @@ class Trials:
             found.append(difference(Outcome(mx.stack(ends, axis=1), states), self.alone))
         return Difference(*map(largest, zip(*found, strict=True)))
 
-    def _prefill(self, trial: Trial) -> list[SequenceCache]:
-        prefix = self._begin(trial.prefix)
-        caches = [self._continued(prefix), self._continued(prefix), self.layout.open()]
-        for each, tokens in zip(caches, trial.own, strict=True):
-            self.forward(each, tokens)
-        return caches
-
-    def _begin(self, prefix: tuple[int, ...]) -> _Computed:
-        """Compute a prefix, once, and have it leased by whoever goes on from it.
+    def _computed(self, tokens: tuple[int, ...]) -> _Prefix:
+        """Compute a prefix, once.
 
         Raises:
             UnsupportedCacheError: a layer does not keep what its cache is for.
         """
-        if prefix not in self._begun:
+        if tokens not in self._prefixes:
             cache = self.layout.open()
-            self.forward(cache, prefix)
-            if any(layer.offset != len(prefix) for layer in cache.token_layers):
+            self.forward(cache, tokens)
+            if any(layer.offset != len(tokens) for layer in cache.token_layers):
                 raise UnsupportedCacheError(
                     "the model has a cache for a layer that never writes to it, and umbel cannot "
                     "serve such a model"
                 )
-            checkpoint = self._checkpoint_of(cache)
-            spans = tuple(cache.take_packed())
-            self._begun[prefix] = _Computed(cache.offset, spans, checkpoint, None)
-        return self._begun[prefix]
-
-    def _taken(self, cache: SequenceCache) -> _Computed:
-        checkpoint, suffix = self._checkpoint_of(cache), cache.suffix()
-        # Packed: a slice would keep all of a cache's room.
-        packed = pack_suffix(in_parts(suffix)) if suffix else None
-        return _Computed(cache.offset, tuple(cache.leased), checkpoint, packed)
-
-    def _checkpoint_of(self, cache: SequenceCache) -> PackedCheckpoint | None:
-        return cache.capture() if self.layout.has_checkpoints else None
-
-    def _continued(self, computed: _Computed) -> SequenceCache:
-        cache = self.layout.open(computed.offset, computed.leased, computed.checkpoint)
-        if computed.suffix is not None:
-            for index, layer in enumerate(cache.token_layers):
-                layer.begin_suffix(computed.suffix.layer(index))
-        return cache
+            checkpoint = cache.capture() if self.layout.has_checkpoints else None
+            self._prefixes[tokens] = _Prefix(cache.offset, cache.take_packed(), checkpoint)
+        return self._prefixes[tokens]
 
 
 def states_of(

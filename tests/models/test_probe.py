@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.models.backends import choose
+from umbel.models.backends import Backend, choose
 from umbel.models.backends.prepare import prepare
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
@@ -26,9 +26,14 @@ from ..shared import AS_GPU, shared_model
 
 def reason(model: Any, called: Any = None) -> str | None:
     """Probe a model, or something that is called in its place."""
-    device = choose()
-    prepare(model, device)
-    return probe.batching(Trials(called or model, CacheLayout(model)), device).one_by_one
+    return probed(model, called).one_by_one
+
+
+def probed(model: Any, called: Any = None, backend: Backend | None = None) -> probe.Probed:
+    """Probe it, for this device unless another backend is given."""
+    backend = backend or choose()
+    outputs = prepare(model, backend)
+    return probe.probe(Trials(called or model, CacheLayout(model)), backend, outputs)
 
 
 def near_ties() -> Any:
@@ -164,16 +169,13 @@ def test_a_fault_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.Monkey
 )
 def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
     """Latents are multiplied by the model itself, in one piece; other keys where they lie."""
-    model = shared_model(name)
-    prepare(model, choose())
-    assert probe.reads_parts(Trials(model, CacheLayout(model))) == parts
+    assert probed(shared_model(name)).reads_parts == parts
 
 
 @pytest.mark.parametrize("reason", [None, "it cannot"])
 def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     """A later start does not try it out again, but for the words of why not."""
-    batching = probe.Batching(reason, 4)
-    found, tried = probe.Probed(batching, reason is None, reason is None), []
+    found, tried = probe.Probed(reason, 4, reads_parts=True), []
 
     def try_out() -> probe.Probed:
         tried.append(1)
@@ -183,7 +185,7 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
         kept = probe.probed_once(tmp_path, ("model", 1), try_out)
         assert kept == found
     assert len(tried) == (1 if reason is None else 4)
-    other = probe.Probed(probe.Batching(None, 0), reads_parts=False, head_known=True)
+    other = probe.Probed(None, 0, head_known=True)
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
 
 
@@ -195,8 +197,7 @@ GATHERED = {"gemma2", "deepseek_v32", "plamo2"}
 def test_who_attends_by_itself(name: str) -> None:
     """All others' rows are read where they lie: a fault of ours would have them gathered, too."""
     model = shared_model(name)
-    for device in (choose(), AS_GPU):
-        prepare(model, device)
-        way = probe.batching(Trials(model, CacheLayout(model)), device)
-        assert way.one_by_one is None
-        assert bool(way.mask_axes) == (name in GATHERED)
+    for backend in (choose(), AS_GPU):
+        found = probed(model, backend=backend)
+        assert found.one_by_one is None
+        assert bool(found.mask_axes) == (name in GATHERED)

@@ -51,8 +51,8 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     monkeypatch.setattr(trials, "MARGIN", 0.0)
     monkeypatch.setattr(trials, "_SMALL", 0.0)
     net, device = zoo.make("llama"), choose()
-    prepare(net, device)
-    reason = probe.batching(Trials(net, CacheLayout(net)), device).one_by_one
+    outputs = prepare(net, device)
+    reason = probe.probe(Trials(net, CacheLayout(net)), device, outputs).one_by_one
     assert reason is not None
     found = re.search(r"logits differ by (.*) of their spread and states by ([\d.e-]+);", reason)
     assert found is not None
