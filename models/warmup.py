@@ -28,7 +28,7 @@ TURN = 16
 
 _WORDS = range(8)  # tokens that all prompts consist of
 _STEPS = 3  # per number of rows: the batch is made, grows by a token, and overlaps the step before
-_BRANCHES = 5  # rows of the last batch, whose prefixes differ
+_OTHERS = 4  # a row in so many has a prompt of its own: not all read the shared one
 _NO_LIMIT = 1 << 62
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
 _DRAWN = SamplingParams(seed=0)
@@ -55,7 +55,7 @@ class _Prefix(NamedTuple):
     checkpoint: PackedCheckpoint | None
 
 
-_EMPTY = _Prefix(0, (), None)
+_NOTHING = _Prefix(0, (), None)
 
 
 class _LimitError(Exception):
@@ -73,9 +73,8 @@ def warm_up(
 ) -> None:
     """Compute a prompt in chunks, then decode with 1, 2, 4 … rows; leave nothing behind.
 
-    The prompt is shared by all rows, as a system prompt is. The rows of a last batch have
-    different prefixes, as conversations have. A warm-up that would exceed a limit stops early and
-    logs which one.
+    Most rows share the prompt, as a system prompt is shared. A warm-up that would exceed a limit
+    stops early and logs which one.
 
     Args:
         runner: of the model. Nothing may run on it.
@@ -90,14 +89,10 @@ def warm_up(
     sizes = _batch_sizes(max_batch if runner.batches else 1)
     done = 0
     try:
-        prompt = run.compute(_EMPTY, chunk, TURN)
+        run.compute(chunk, TURN)
         for rows in sizes:
-            run.decode([prompt] * rows)
+            run.decode(rows)
             done = rows
-        if done >= _BRANCHES:
-            run.close()
-            longer = run.compute(prompt, *_chunks_of(runner.rules.own + TURN, chunk))
-            run.decode([prompt, longer, longer, run.copied(longer), _EMPTY])
     except _LimitError as error:
         log.warning("warm-up stopped early", reason=str(error), rows=done, of=sizes[-1])
     finally:
@@ -108,11 +103,6 @@ def warm_up(
 def _batch_sizes(most: int) -> list[int]:
     """Powers of two below `most`, and `most` itself."""
     return [*(1 << n for n in range((most - 1).bit_length())), most]
-
-
-def _chunks_of(tokens: int, chunk: int) -> list[int]:
-    """Lengths of the chunks of a prompt."""
-    return [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
 
 
 class _WarmUp:
@@ -135,19 +125,19 @@ class _WarmUp:
         self._has_time = has_time
         self._go_on = go_on
         self._caches: list[SequenceCache] = []
-        self._held = 0  # bytes of stored prefixes
+        self._prompt = _NOTHING
+        self._held = 0  # bytes of its stored state
 
-    def compute(self, before: _Prefix, *chunks: int) -> _Prefix:
-        """Compute a prompt, and store its state.
+    def compute(self, *chunks: int) -> None:
+        """Compute the prompt that rows share, and store its state.
 
         Args:
-            before: what the prompt continues.
             chunks: tokens of each call.
 
         Raises:
             _LimitError: the next call would exceed a limit.
         """
-        cache, checkpoint = self._open(before), None
+        cache, checkpoint = self._open(_NOTHING), None
         for tokens in chunks:
             self._prefill(cache, tokens, completes=False)
         if cache.non_trimmable:
@@ -155,39 +145,26 @@ class _WarmUp:
             checkpoint = self._runner.placement.capture(cache)
             self._held += checkpoint.nbytes
         self._allow(2 * self._runner.profile.kept(cache.suffix_length))
-        new = self._runner.placement.take_packed(cache)
-        self._held += sum(span.nbytes for span in new)
-        offset = cache.offset
+        spans = tuple(self._runner.placement.take_packed(cache))
+        self._held += sum(span.nbytes for span in spans)
+        self._prompt = _Prefix(cache.offset, spans, checkpoint)
         self.close()
-        return _Prefix(offset, (*before.spans, *new), checkpoint)
 
-    def copied(self, prefix: _Prefix) -> _Prefix:
-        """Copy the last span of a prefix, so that a row reads it alone.
-
-        Raises:
-            _LimitError: the copy would exceed a limit.
-        """
-        if not prefix.spans:  # a model without token-addressable layers
-            return prefix
-        *shared, last = prefix.spans
-        self._allow(last.nbytes)
-        self._held += last.nbytes
-        return prefix._replace(spans=(*shared, last.copy(0, last.length)))
-
-    def decode(self, prefixes: Sequence[_Prefix]) -> None:
-        """Start sequences until there is one for each prefix, and decode a few steps.
+    def decode(self, rows: int) -> None:
+        """Start sequences until there are so many, and decode a few steps.
 
         Then one sequence ends, and the others decode beside a row that is free.
 
         Raises:
             _LimitError: the next call would exceed a limit.
         """
-        for prefix in prefixes[len(self._caches) :]:
-            self._prefill(self._open(prefix), TURN, completes=True)
-        tokens: list[NextToken] = [_WORDS[0]] * len(prefixes)
+        for row in range(len(self._caches), rows):
+            own = row % _OTHERS == _OTHERS // 2
+            self._prefill(self._open(_NOTHING if own else self._prompt), TURN, completes=True)
+        tokens: list[NextToken] = [_WORDS[0]] * rows
         for _ in range(_STEPS):
             tokens = self._step(tokens)
-        if len(prefixes) > 1:
+        if rows > 1:
             self._runner.placement.close(self._caches.pop())
             self._step(tokens[:-1])
 
