@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Raw
 
-from ..models.text.surrogates import whole_characters
+from ..models.text.json_text import whole_characters
 from .failures import APIError
 from .quoting import shorten
 

@@ -12,9 +12,9 @@ from ..models.params import Grammar
 from ..models.text import boundaries
 from ..models.text.answers import Lineage
 from ..models.text.conversation import Constraint, Conversation, Message
+from ..models.text.events import PlainParser
 from ..models.text.grammar_compiler import GrammarCompiler
 from ..models.text.output import OutputParser
-from ..models.text.plain import PlainParser
 from ..scheduler.limits import Admission
 from .answer_grammar import conversation_grammar, text_grammar
 from .answer_reader import CollectedAnswer, Parser

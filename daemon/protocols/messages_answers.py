@@ -12,7 +12,7 @@ from ...models.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ...models.text.partial_json import close_json
+from ...models.text.json_text import close_json
 from ...scheduler.request import FinishReason
 from ..answer_reader import CollectedAnswer, Delta, Part
 from ..failures import APIError

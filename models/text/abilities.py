@@ -11,9 +11,7 @@ from . import tools as generic
 from .calls import MalformedCallError, read_calls
 from .conversation import Tool, ToolCall
 from .formats import OutputFormat, ToolFormat
-from .json_span import JsonSpan
-from .partial_json import close_json
-from .surrogates import whole_characters
+from .json_text import JsonSpan, close_json, whole_characters
 
 _JSON_BEGINS = re.compile(r"[{\[]\s*[\"{]")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")

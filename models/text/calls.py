@@ -2,22 +2,69 @@
 
 import ast
 import json
-import math
 import re
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import msgspec
+from msgspec import Raw
+
 from .formats import ToolFormat
 
-_SPACE = re.compile(r"[ \t\r\n]*")
 _ARGUMENTS = ("arguments", "parameters")
 _GEMMA_STRING = re.compile(r'<\|"\|>.*?<\|"\|>', re.DOTALL)
 _MOST_WORDS = 4096  # of a call without tags, where the parser guesses
 _MOST_READ = 200_000_000  # characters, by a parser that reads a text again and again
-_INFINITE = "1e999"
 _NAME = re.compile(r"[^\s<>{}()\[\]\"']{1,256}")
+_WORD = re.compile(r'"(?:[^"\\]|\\.)*+"|NaN|Infinity')
+
+
+class _Quirks(NamedTuple):
+    """What must be seen to before one of mlx-lm's parsers reads a text.
+
+    The parsers pass over a call that they cannot read, or an argument, in silence. And where tags
+    are not closed, their patterns take time quadratic in the text: seconds for 16 KB.
+
+    Attributes:
+        unit: with what each call between the markers begins, for a parser that passes over some.
+        tags: what begins and ends each call and each argument; they must alternate.
+        opening: what the parser may read all of the text for, each time that it stands in it.
+    """
+
+    unit: str = ""
+    tags: Sequence[tuple[str, str]] = ()
+    opening: str = ""
+
+
+_QUIRKS = {
+    "function_gemma": _Quirks("call:"),
+    "gemma4": _Quirks(opening='<|"|>'),
+    "glm47": _Quirks(tags=(("<arg_key>", "</arg_key>"), ("<arg_key>", "</arg_value>"))),
+    "kimi_k2": _Quirks(tags=(("<|tool_call_begin|>", "<|tool_call_end|>"),)),
+    "kimi_k3": _Quirks(
+        "<|open|>call ",
+        [(f"<|open|>{tag}", f"<|close|>{tag}<|sep|>") for tag in ("call", "argument", "json")],
+    ),
+    "longcat": _Quirks(
+        tags=(
+            ("<longcat_arg_key>", "</longcat_arg_key>"),
+            ("<longcat_arg_key>", "</longcat_arg_value>"),
+        )
+    ),
+    "minicpm5": _Quirks(tags=(("<param ", "</param>"),)),
+    "minimax_m2": _Quirks(
+        "<invoke name=", (("<invoke ", "</invoke>"), ("<parameter ", "</parameter>"))
+    ),
+    "muse_spark": _Quirks(
+        tags=(("<atem:invoke ", "</atem:invoke>"), ("<atem:parameter ", "</atem:parameter>"))
+    ),
+    "pythonic": _Quirks(opening="["),
+    "qwen3_coder": _Quirks(
+        "<function=", (("<function=", "</function>"), ("<parameter=", "</parameter>"))
+    ),
+}
+_NONE = _Quirks()
 
 
 class Call(NamedTuple):
@@ -67,12 +114,13 @@ def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
 def _own_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> Sequence[Call]:
     if form.parse is None:
         raise MalformedCallError("no JSON object with a name")
-    _check_shape(body, form)
+    quirks = _QUIRKS.get(form.name, _NONE)
+    _check_shape(body, form, quirks)
     parsed = form.parse(body, tools)
     calls = [_own_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
-    if not calls or (form.unit and body.count(form.unit) > len(calls)):
+    if not calls or (quirks.unit and body.count(quirks.unit) > len(calls)):
         raise MalformedCallError("a call that the parser passed over")
-    if form.is_python and _passed_over(body, len(calls)):
+    if form.name == "pythonic" and _passed_over(body, len(calls)):
         raise MalformedCallError("an argument without a name")
     known = {tool["function"]["name"] for tool in tools}
     if any(call.name not in known and _is_guess(call, form) for call in calls):
@@ -80,20 +128,20 @@ def _own_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
     return calls
 
 
-def _check_shape(body: str, form: ToolFormat) -> None:
+def _check_shape(body: str, form: ToolFormat, quirks: _Quirks) -> None:
     """Refuse what mlx-lm's parser would need long for, or would read half of."""
-    for opening, closing in form.tags:
+    for opening, closing in quirks.tags:
         tags = re.findall(f"{re.escape(opening)}|{re.escape(closing)}", body)
         if tags != [opening, closing] * (len(tags) // 2):
             raise MalformedCallError("a tag that is not closed")
-    if form.opening and body.count(form.opening) * len(body) > _MOST_READ:
+    if quirks.opening and body.count(quirks.opening) * len(body) > _MOST_READ:
         raise MalformedCallError("more than can be read in time")
-    if form.has_gemma_strings:
+    if form.name == "gemma4":
         braces = re.findall(r"[{}]", _GEMMA_STRING.sub("", body))
         depths = list(accumulate(1 if brace == "{" else -1 for brace in braces))
         if depths and (depths[-1] != 0 or min(depths) < 0):
             raise MalformedCallError("a brace that is not closed")
-    if form.guesses and form.tags[0][0] not in body and len(body) > _MOST_WORDS:
+    if form.guesses and quirks.tags[0][0] not in body and len(body) > _MOST_WORDS:
         raise MalformedCallError("words that are no call")
 
 
@@ -126,23 +174,19 @@ def _passed_over(body: str, calls: int) -> bool:
 
 
 def _dump(value: Any) -> str:
-    mark = secrets.token_hex(8)  # nobody can foresee it
-    marked = _marked(value, mark)
-    text = json.dumps(marked, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
-        text = json.dumps(marked, allow_nan=False)
-    return text.replace(f'"{mark}-"', f"-{_INFINITE}").replace(f'"{mark}"', _INFINITE)
+        text = json.dumps(value)
+    return _WORD.sub(_finite, text)
 
 
-def _marked(value: Any, mark: str) -> Any:
-    """Mark numbers that no float holds: JSON has them, and Python's encoder writes none."""
-    if isinstance(value, float) and math.isinf(value):
-        return mark if value > 0 else f"{mark}-"
-    if isinstance(value, dict):
-        return {key: _marked(inner, mark) for key, inner in value.items()}
-    return [_marked(inner, mark) for inner in value] if isinstance(value, list | tuple) else value
+def _finite(word: re.Match[str]) -> str:
+    """Write a number that no float holds: JSON has them, and Python's encoder writes none."""
+    if word[0] == "NaN":
+        raise MalformedCallError("NaN is no JSON")
+    return "1e999" if word[0] == "Infinity" else word[0]
 
 
 # -- JSON ----------------------------------------------------------------------------------
@@ -152,52 +196,32 @@ def _refuse(constant: str) -> Any:
     raise MalformedCallError(f"{constant} is no JSON")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse)
 # Models write line breaks into strings as they are.
 _LENIENT = json.JSONDecoder(strict=False, parse_constant=_refuse)
+
+
+def _strict(text: str | Raw, kind: Any = Raw) -> Any:
+    """Read a text as strict JSON, where it is that; else None."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
 
 
 def _json_calls(body: str) -> list[Call]:
     """Read one object or a list of them; nothing where the text is no JSON."""
     text = body.strip()
     try:
-        value, end = _LENIENT.raw_decode(text)
+        value = _LENIENT.decode(text)
     except json.JSONDecodeError:
-        return []
-    if end != len(text):
         return []
     if isinstance(value, list):
-        return [_spelled_call(_as_call(call), own) for call, own in _elements(text)]
-    spelled = _as_call(value)
-    if not isinstance(spelled["name"], str) or not isinstance(spelled["arguments"], dict):
+        texts = _strict(text, list[Raw]) or [""] * len(value)
+        return [_spelled(_as_call(one), own) for one, own in zip(value, texts, strict=True)]
+    call = _as_call(value)
+    if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
         return []  # another form of JSON, which the model's own parser may know
-    return [_spelled_call(spelled, text)]
-
-
-def _elements(text: str) -> Iterator[tuple[Any, str]]:
-    """Each element of a whole list, and its text."""
-    at = _skip(text, 1)
-    while text[at] != "]":
-        value, end = _LENIENT.raw_decode(text, at)
-        yield value, text[at:end]
-        at = _skip(text, end)
-        at = _skip(text, at + 1) if text[at] == "," else at
-
-
-def _spelled_call(spelled: dict[str, Any], text: str) -> Call:
-    call = _own_call(spelled)
-    return call._replace(arguments=_own_text(text, spelled["arguments"]))
-
-
-def _call_of(name: str, text: str) -> Call:
-    """Make a call of its arguments, as the model wrote them where that is strict JSON."""
-    arguments = _LENIENT.decode(text)
-    read = _own_call({"name": name, "arguments": arguments})
-    try:
-        _STRICT.decode(text)
-    except json.JSONDecodeError:
-        return read
-    return read._replace(arguments=text)
+    return [_spelled(call, text)]
 
 
 def _as_call(value: Any) -> dict[str, Any]:
@@ -210,36 +234,15 @@ def _as_call(value: Any) -> dict[str, Any]:
     return {"name": value.get("name"), "arguments": arguments, "id": value.get("id")}
 
 
-def _own_text(text: str, arguments: Mapping[str, Any]) -> str:
-    """Find the arguments as the model wrote them, where that is strict JSON."""
-    for key in _ARGUMENTS:
-        span = _member(text, key)
-        if span is not None and span[:1] == '"':
-            span = str(_LENIENT.decode(span)).strip()
-        if span is not None and span[:1] == "{":
-            try:
-                _STRICT.decode(span)
-            except json.JSONDecodeError:
-                break
-            return span
-    return _dump(arguments)
+def _spelled(parsed: dict[str, Any], text: str | Raw) -> Call:
+    """Make a call, with its arguments as the model wrote them where that is strict JSON."""
+    call, members = _own_call(parsed), _strict(text, dict[str, Raw]) or {}
+    own = next((bytes(members[key]).decode() for key in _ARGUMENTS if key in members), "")
+    if own.startswith('"'):
+        own = str(_LENIENT.decode(own)).strip()
+    return call if not own.startswith("{") or _strict(own) is None else call._replace(arguments=own)
 
 
-def _member(text: str, wanted: str) -> str | None:
-    """The text of the last member of that name in a whole object."""
-    found, at = None, _skip(text, 1)
-    while text[at] == '"':
-        key, at = _LENIENT.raw_decode(text, at)
-        begin = _skip(text, _skip(text, at) + 1)
-        _, at = _LENIENT.raw_decode(text, begin)
-        if key == wanted:
-            found = text[begin:at]
-        at = _skip(text, _skip(text, at) + 1)
-        if at >= len(text):
-            break
-    return found
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+def _call_of(name: str, text: str) -> Call:
+    call = _own_call({"name": name, "arguments": _LENIENT.decode(text)})
+    return call if _strict(text) is None else call._replace(arguments=text)

@@ -39,81 +39,33 @@ class ToolFormat(NamedTuple):
         start: never empty.
         end: empty where only the answer's end ends a call.
         parse: the model's own form; None where there is but the generic one.
-        unit: with what each call between the markers begins, for a parser that passes over
-            those it cannot read; else empty.
-        tags: what begins and ends each call and each argument; they must alternate.
-        opening: what the parser may read all of the text for, each time that it stands in it.
         called: the tool's name where the start has said it; the call's arguments follow.
     """
 
     start: str
     end: str
     parse: ToolParser | None = None
-    unit: str = ""
-    tags: Sequence[tuple[str, str]] = ()
-    opening: str = ""
     called: str = ""
 
     @property
     def name(self) -> str:
         """What mlx-lm calls the form; `generic` for our own."""
-        return "generic" if self.parse is None else _form_of(self.parse)
+        if self.parse is None:
+            return "generic"
+        return str(getattr(self.parse, "__module__", "")).rpartition(".")[2]
 
     @property
     def only_json(self) -> bool:
         """Whether what stands between the markers is JSON or no call at all."""
-        return self.parse is None or _form_of(self.parse) in ("json_tools", "harmony")
+        return self.name in ("generic", "json_tools", "harmony")
 
     @property
     def guesses(self) -> bool:
         """Whether the parser may make a call without arguments of what is none, as GLM's does."""
-        return self.parse is not None and _form_of(self.parse) == "glm47"
-
-    @property
-    def is_python(self) -> bool:
-        """Whether calls are written as Python's."""
-        return self.parse is not None and _form_of(self.parse) == "pythonic"
-
-    @property
-    def has_gemma_strings(self) -> bool:
-        """Whether arguments stand in braces, their strings between marks of their own."""
-        return self.parse is not None and _form_of(self.parse) == "gemma4"
+        return self.name == "glm47"
 
 
 GENERIC = ToolFormat("<tool_call>", "</tool_call>")
-
-# mlx-lm's parsers pass over a call that they cannot read, or an argument, in silence. And where
-# tags are not closed, its patterns take time quadratic in the text: seconds for 16 KB.
-_UNITS = {
-    "kimi_k3": "<|open|>call ",
-    "minimax_m2": "<invoke name=",
-    "function_gemma": "call:",
-    "qwen3_coder": "<function=",
-}
-# For each of these a parser may read all of the text.
-_OPENINGS = {"gemma4": '<|"|>', "pythonic": "["}
-_TAGS = {
-    "glm47": (("<arg_key>", "</arg_key>"), ("<arg_key>", "</arg_value>")),
-    "kimi_k2": (("<|tool_call_begin|>", "<|tool_call_end|>"),),
-    "kimi_k3": tuple(
-        (f"<|open|>{tag}", f"<|close|>{tag}<|sep|>") for tag in ("call", "argument", "json")
-    ),
-    "longcat": (
-        ("<longcat_arg_key>", "</longcat_arg_key>"),
-        ("<longcat_arg_key>", "</longcat_arg_value>"),
-    ),
-    "minicpm5": (("<param ", "</param>"),),
-    "minimax_m2": (("<invoke ", "</invoke>"), ("<parameter ", "</parameter>")),
-    "muse_spark": (
-        ("<atem:invoke ", "</atem:invoke>"),
-        ("<atem:parameter ", "</atem:parameter>"),
-    ),
-    "qwen3_coder": (("<function=", "</function>"), ("<parameter=", "</parameter>")),
-}
-
-
-def _form_of(parse: ToolParser) -> str:
-    return str(getattr(parse, "__module__", "")).rpartition(".")[2]
 
 
 class Wrapper(Protocol):
@@ -284,15 +236,8 @@ def read_format(wrapper: Wrapper, names: Collection[str] = (), source: str = "")
     else:
         reasoning = _paired_thoughts(names, source)
     if wrapper.has_tool_calling and wrapper.tool_call_start and wrapper.tool_parser:
-        parse = wrapper.tool_parser
-        tools = ToolFormat(
-            wrapper.tool_call_start,
-            wrapper.tool_call_end or "",
-            parse,
-            _UNITS.get(_form_of(parse), ""),
-            _TAGS.get(_form_of(parse), ()),
-            _OPENINGS.get(_form_of(parse), ""),
-        )
+        start, end = wrapper.tool_call_start, wrapper.tool_call_end or ""
+        tools = ToolFormat(start, end, wrapper.tool_parser)
     return OutputFormat(
         reasoning,
         tools,

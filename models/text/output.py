@@ -28,8 +28,7 @@ from .events import (
 )
 from .formats import HEADER, NORMAL, REASONING, TOOL, Edges, OutputFormat
 from .harmony import is_cut, read_header
-from .open_call import OpenCall, StreamedArguments
-from .repeats import WrittenCall
+from .open_call import OpenCall, StreamedArguments, WrittenCall
 from .tools import openai_tools
 
 _BLANK = " \t\r\n"

@@ -26,8 +26,7 @@ from umbel.daemon.service import _hold_logprobs
 from umbel.models.load.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
 from umbel.models.text.codec import TextCodec
-from umbel.models.text.events import TextDelta
-from umbel.models.text.plain import PlainParser
+from umbel.models.text.events import PlainParser, TextDelta
 from umbel.scheduler.errors import UnavailableError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue

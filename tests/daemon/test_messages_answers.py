@@ -28,7 +28,7 @@ from umbel.models.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from umbel.models.text.partial_json import close_json
+from umbel.models.text.json_text import close_json
 from umbel.scheduler.errors import UnavailableError
 from umbel.scheduler.request import FinishReason
 

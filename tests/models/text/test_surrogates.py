@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.models.text.surrogates import whole_characters
+from umbel.models.text.json_text import whole_characters
 
 _PIECES = st.sampled_from(
     ["\\ud83d", "\\uDE00", "\\ud83d\\ude00", "\\\\", "\\u0041", "\\n", "ud83d", "a", "\\\\ud83d"]
