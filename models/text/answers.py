@@ -5,7 +5,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from .codec import TextCodec
@@ -43,8 +43,7 @@ class Answer(NamedTuple):
     @property
     def nbytes(self) -> int:
         """About what it takes in memory."""
-        calls = (text for call in self.calls for text in call)
-        texts = (self.content, self.opening, self.reasoning, *calls)
+        texts = (self.content, self.opening, self.reasoning, *chain.from_iterable(self.calls))
         return 512 + 40 * len(self.tokens) + 4 * sum(map(len, texts))
 
 
@@ -95,11 +94,7 @@ class AnswerStore:
 
 
 class Lineage:
-    """What a client repeats of the messages before an answer; it may leave out thoughts.
-
-    Args:
-        messages: from the first on.
-    """
+    """What a client repeats of the messages before an answer; it may leave out thoughts."""
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._digest = hashlib.sha256()
@@ -113,12 +108,8 @@ class Lineage:
         self._digest.update(text.encode(errors="replace"))
 
     def key(self, answer: Message) -> str:
-        """Name an answer by what a client sends back of it, and of all that came before it.
-
-        Args:
-            answer: with the ids of its calls as the client got them.
-        """
-        if answer.tool_calls:  # their ids are drawn
+        """Name an answer by what a client sends back of it, and of all that came before it."""
+        if answer.tool_calls:  # the client got their ids, which are drawn
             return f"call {answer.tool_calls[0].id}"
         digest = self._digest.copy()
         digest.update(answer.content.strip().encode(errors="replace"))
@@ -189,7 +180,6 @@ def _only_text(text: str, events: Sequence[OutputEvent], header: str) -> int | N
 def _tail(
     codec: TextCodec, tokens: Sequence[int], texts: Sequence[str], begin: int
 ) -> tuple[int, ...]:
-    """The tokens of an answer from one of its characters on."""
     ends = list(accumulate(map(len, texts)))
     if begin in ends:
         return tuple(tokens[ends.index(begin) + 1 :])

@@ -62,8 +62,16 @@ def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> B
             earlier = _with(conversation, messages[:-last])
             end = _common(encode, earlier, prompt, generation_prompt=False)
             ends[len(messages) - 1 - last] = end
-    system = _system(encode, conversation, prompt)
-    hints = {_hint(encode, conversation, prompt, hint, ends) for hint in _own_hints(conversation)}
+    others = (  # that have the leading system messages and the tools, and nothing else
+        _with(conversation, [*messages[: _leading(messages)], Message(role="user", content=text)])
+        for text in ("1", "2")
+    )
+    system = min(_common(encode, other, prompt) for other in others) or None
+    hints = {
+        _hint(encode, conversation, prompt, hint, ends)
+        for hint in list(dict.fromkeys(conversation.hints))[:MAX_HINTS]
+        if not _is_known(conversation, hint)
+    }
     hints -= {0, system, *turn}
     return Boundaries(system, sorted((turn | set(ends.values())) - {0}), sorted(hints))
 
@@ -82,25 +90,9 @@ def _next_turns(conversation: Conversation) -> list[Conversation]:
     return [_with(conversation, [*conversation.messages, *turn]) for turn in turns]
 
 
-def _system(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> int | None:
-    """The end of the leading system messages and the tools, with what stands around them."""
-    messages = conversation.messages
-    others = (
-        _with(conversation, [*messages[: _leading(messages)], Message(role="user", content=text)])
-        for text in ("1", "2")
-    )
-    return min(_common(encode, other, prompt) for other in others) or None
-
-
 def _leading(messages: Sequence[Message]) -> int:
     """How many system messages stand at the beginning."""
     return next((i for i, m in enumerate(messages) if m.role != "system"), 0)
-
-
-def _own_hints(conversation: Conversation) -> list[CacheHint]:
-    """The hints whose places have no boundary without them."""
-    hints = list(dict.fromkeys(conversation.hints))[:MAX_HINTS]
-    return [hint for hint in hints if not _is_known(conversation, hint)]
 
 
 def _is_known(conversation: Conversation, hint: CacheHint) -> bool:
@@ -113,7 +105,7 @@ def _is_known(conversation: Conversation, hint: CacheHint) -> bool:
 
 
 def _is_inside(conversation: Conversation, hint: CacheHint) -> bool:
-    """Whether text of its message follows a hint."""
+    """True if text of its message follows a hint."""
     index = hint.message
     return index is not None and bool(conversation.messages[index].content[hint.end :].strip())
 

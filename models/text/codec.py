@@ -1,10 +1,11 @@
-"""Text to tokens and back: chat template, encoding, incremental detokenisation."""
+"""Text to tokens and back, and the chat template that writes a prompt's text."""
 
-import codecs
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+from tokenizers import Tokenizer as FastTokenizer
 
 from ..errors import ModelLoadError, TemplateError, TemplateTimeoutError
 from ..load.time_limit import TEMPLATE_LIMIT, within
@@ -13,7 +14,7 @@ from .conversation import Conversation
 from .formats import OutputFormat, Wrapper, read_format
 from .harmony import ENDS, is_harmony
 from .template import ChatTemplate
-from .token_bytes import TokenBytes
+from .token_bytes import Detokenizer, TokenBytes, without_blank
 
 Message = Mapping[str, Any]
 """One chat message as the template sees it: `role`, `content` and what the role adds."""
@@ -141,10 +142,10 @@ class TextCodec:
         """Texts that the tokenizer never cuts, special tokens' names among them."""
         return frozenset(t.content for t in self._fast.get_added_tokens_decoder().values())
 
-    def to_json(self) -> str:
-        """Write the tokenizer as tokenizer.json has it."""
-        text: str = self._fast.to_str()
-        return text
+    def to_json(self, *, without_prefix: bool = False) -> str:
+        """Write the tokenizer as tokenizer.json has it, or so that no blank precedes a text."""
+        text: str = self._fast.to_str()  # megabytes, which are parsed only where they must be
+        return without_blank(text) if without_prefix and not self.encodes_apart else text
 
     @property
     def has_chat_template(self) -> bool:
@@ -227,30 +228,23 @@ class TextCodec:
     def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts each on its own, without the model's own prefix."""
         cut = [self.control.pieces(text) for text in texts]
-        batch = [text for first, *others in cut for text in (first, *map(self._led, others))]
-        encoded = iter(self._fast.encode_batch_fast(batch, add_special_tokens=False))
-        tokens: list[list[int]] = []
-        for _, *others in cut:
-            ids: list[int] = list(next(encoded).ids)
-            for text in others:
-                ids += self._behind_lead(next(encoded).ids, text)
+        begun = self._fast.encode_batch_fast([one[0] for one in cut], add_special_tokens=False)
+        behind = [piece for _, *others in cut for piece in others]
+        more = iter(self._behind.encode_batch_fast(behind, add_special_tokens=False))
+        tokens = []
+        for (_, *others), first in zip(cut, begun, strict=True):
+            ids: list[int] = list(first.ids)
+            for _ in others:
+                ids += next(more).ids
             tokens.append(ids)
         return tokens
 
-    def _led(self, text: str) -> str:
-        """A text that goes on, for a tokenizer that writes a blank before each text."""
-        return "\n" + text if self._lead else text
-
-    def _behind_lead(self, tokens: list[int], text: str) -> list[int]:
-        count = len(self._lead)
-        if tokens[:count] == self._lead:
-            return tokens[count:]
-        return self.encode(text, special_tokens=False)
-
     @cached_property
-    def _lead(self) -> list[int]:
-        """Tokens of the line feed that `_led` writes."""
-        return [] if self.encodes_apart else self.encode("\n", special_tokens=False)
+    def _behind(self) -> Any:
+        """Encodes texts that go on from others."""
+        if self.encodes_apart:
+            return self._fast
+        return FastTokenizer.from_str(self.to_json(without_prefix=True))
 
     @cached_property
     def encodes_apart(self) -> bool:
@@ -289,7 +283,7 @@ class TextCodec:
 
     def detokenizer(
         self, visible: frozenset[int] = frozenset(), *, continues: bool = False
-    ) -> "Detokenizer":
+    ) -> Detokenizer:
         """Start the incremental decoding of one answer.
 
         Args:
@@ -297,38 +291,3 @@ class TextCodec:
             continues: the answer goes on from a text, whose end its first blank follows.
         """
         return Detokenizer(self._token_bytes, visible, continues=continues)
-
-
-class Detokenizer:
-    """Decodes one answer token by token and never emits half a character.
-
-    A token may end inside a UTF-8 sequence; its last bytes are held back until the
-    character is whole. An answer that stops inside a character loses that character, and
-    bytes that are no UTF-8 become U+FFFD. Special tokens have no text, but for those made
-    visible.
-
-    Not `tokenizers`' DecodeStream: it loses what stands before half a character in the
-    same token and a U+FFFD at the end of the text, and raises on bytes that are no UTF-8
-    in a byte-fallback vocabulary.
-    """
-
-    def __init__(
-        self, token_bytes: TokenBytes, visible: frozenset[int], *, continues: bool
-    ) -> None:
-        self._token_bytes = token_bytes
-        self._visible = visible
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._first = not continues
-
-    @property
-    def inside_character(self) -> bool:
-        """Whether the last token ended inside a character."""
-        return bool(self._utf8.getstate()[0])
-
-    def push(self, token: int) -> str:
-        """Take one token; return the text that is now certain, often empty."""
-        data = self._token_bytes.read(token, first=self._first, visible=self._visible)
-        if data is None:
-            return ""
-        self._first = False
-        return self._utf8.decode(data)

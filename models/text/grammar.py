@@ -4,7 +4,6 @@ llguidance does the work: it parses and computes masks without Python's lock and
 its own. Nothing else of it is used.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -183,9 +182,7 @@ class _Tokens:
         self.eos_token_id = min(codec.eos_ids)
         self.special_token_ids = sorted(codec.special_tokens | codec.eos_ids)
         self.tokens = [_written(codec, token) for token in range(codec.vocab_size)]
-        text = codec.to_json()  # megabytes, which are parsed only where they must be
-        text = text if codec.encodes_apart else without_prefix(text)
-        self._tokenizer = Tokenizer.from_str(text)
+        self._tokenizer = Tokenizer.from_str(codec.to_json(without_prefix=True))
         self._tokenizer.encode_special_tokens = True  # their names are text
 
     def __call__(self, text: bytes | str) -> Sequence[int]:
@@ -199,20 +196,3 @@ def _written(codec: TextCodec, token: int) -> bytes:
     text, data = codec.read_token(token, first=False)
     data = text.encode() if data is None else data
     return b"" if data.startswith(_MARK) else data
-
-
-def without_prefix(text: str) -> str:
-    """Change a tokenizer.json so that no blank is written before a text."""
-    state = json.loads(text)
-    for key, listed in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
-        part = state.get(key) or {}
-        for each in part.get(listed, [part]):
-            match each.get("type"):
-                case "Prepend":
-                    each["prepend"] = ""
-                case "Metaspace":
-                    each["prepend_scheme"] = "never"
-                    each.pop("add_prefix_space", None)
-                case "ByteLevel":
-                    each["add_prefix_space"] = False
-    return json.dumps(state)

@@ -140,14 +140,10 @@ def _splice(
         if not found:
             return "the template does not show it"
         fit = _fit(codec.template.form.reasoning, place, before)
-        if not spliced.texts:
-            seen = len(fit.head) if own.startswith(fit.head) else -1
-        elif (at := own.find(fit.head, seen)) >= 0:
-            seen = at + len(fit.head)
-        else:
-            seen = -1
-        if seen < 0:
+        at = own.find(fit.head, seen)
+        if at < 0 or (at and not spliced.texts):
             return "the template writes what is around it in another way"
+        seen = at + len(fit.head)
         if fit.reason:
             spliced.misses.append(Miss(place.message, fit.reason))
         spliced.texts.append(fit.text)
@@ -159,7 +155,7 @@ def _splice(
 
 
 class _Fit(NamedTuple):
-    """How an answer is put in.
+    """How an answer is put in behind what the template writes before its placeholder.
 
     Attributes:
         head: what the template writes before it, thoughts aside.
@@ -175,7 +171,6 @@ class _Fit(NamedTuple):
 
 
 def _fit(reasoning: ReasoningFormat | None, place: _Place, before: str) -> _Fit:
-    """Fit an answer in behind what the template writes before its placeholder."""
     answer = place.answer
     plain, shown, _ = before.partition(place.thoughts)
     head = plain.removesuffix(opening_of(reasoning, plain))

@@ -1,5 +1,6 @@
-"""What each token of a vocabulary writes, as bytes."""
+"""What each token of a vocabulary writes, as bytes, and the text of an answer's tokens."""
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -45,10 +46,8 @@ class TokenBytes:
 
     def _read(self, token: int, *, first: bool, visible: frozenset[int]) -> bytes | None:
         special = token in self.special
-        word: str | None = None
-        if not special or token in visible:
-            word = self._tokenizer.id_to_token(token)
-        if word is None:
+        word = self._tokenizer.id_to_token(token)
+        if word is None or (special and token not in visible):
             return None
         return word.encode() if special else self._read_word(token, word, first=first)
 
@@ -66,8 +65,40 @@ class TokenBytes:
         return self._decode(self._before, token).removeprefix(before).encode()
 
     def _decode(self, *tokens: int) -> str:
-        text: str = self._tokenizer.decode(tokens)
-        return text
+        return str(self._tokenizer.decode(tokens))
+
+
+class Detokenizer:
+    """Decodes one answer token by token and never emits half a character.
+
+    An answer that stops inside a character loses that character, and bytes that are no UTF-8 become
+    U+FFFD. Special tokens have no text, but for those made visible.
+
+    Not `tokenizers`' DecodeStream: it loses what stands before half a character in the same token
+    and a U+FFFD at the end of the text, and raises on bytes that are no UTF-8 in a byte-fallback
+    vocabulary.
+    """
+
+    def __init__(
+        self, token_bytes: TokenBytes, visible: frozenset[int], *, continues: bool
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._visible = visible
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._first = not continues
+
+    @property
+    def inside_character(self) -> bool:
+        """Whether the last token ended inside a character."""
+        return bool(self._utf8.getstate()[0])
+
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is now certain, often empty."""
+        data = self._token_bytes.read(token, first=self._first, visible=self._visible)
+        if data is None:
+            return ""
+        self._first = False
+        return self._utf8.decode(data)
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -89,3 +120,20 @@ def _byte_level_letters() -> dict[str, int]:
 
 
 _BYTES = _byte_level_letters()
+
+
+def without_blank(text: str) -> str:
+    """Change a tokenizer.json so that no blank is written before a text."""
+    state = json.loads(text)
+    for key, listed in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        part = state.get(key) or {}
+        for each in part.get(listed, [part]):
+            match each.get("type"):
+                case "Prepend":
+                    each["prepend"] = ""
+                case "Metaspace":
+                    each["prepend_scheme"] = "never"
+                    each.pop("add_prefix_space", None)
+                case "ByteLevel":
+                    each["add_prefix_space"] = False
+    return json.dumps(state)

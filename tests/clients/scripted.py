@@ -143,7 +143,7 @@ class Script:
     """
 
     def __init__(self, tokenizer: Path) -> None:
-        from umbel.models.text.grammar import without_prefix  # noqa: PLC0415  (as below)
+        from umbel.models.text.token_bytes import without_blank  # noqa: PLC0415  (as below)
 
         text = tokenizer.read_text()
         self._tokenizer = Tokenizer.from_str(text)
@@ -151,7 +151,7 @@ class Script:
         self._family = next(f for f in FAMILIES if known(f.marker) is not None)
         self._end = known(self._family.end)
         # Encodes answers, without the blank that some write before each text.
-        self._writer = Tokenizer.from_str(without_prefix(text))
+        self._writer = Tokenizer.from_str(without_blank(text))
         self._answers: OrderedDict[int, tuple[Sequence[int], list[int]]] = OrderedDict()
 
     def prefer(self, logits: Any, rows: Mapping[int, Any]) -> Any:
