@@ -5,17 +5,17 @@ only. So large files are fetched here: each grows beside the place where the lib
 is continued where it ended, is checked by its SHA-256, and moved there. The library does the rest.
 """
 
-import fcntl
 import hashlib
-import os
 import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from huggingface_hub import get_session, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented as being here
@@ -164,42 +164,38 @@ class _Download:
 
     def _fetch(self, file: RemoteFile) -> None:
         blob, partial = self._folder / file.sha256, self._beside(file)
-        with self._alone(partial, blob) as content:
-            if content is None:
+        with self._alone(file, partial):
+            if blob.exists():  # another process has just fetched it
+                partial.unlink(missing_ok=True)
                 return
-            while (here := content.tell()) < file.size:
-                self._continue(file, content, here)
-            if self._digest(content) != file.sha256:
+            with partial.open("ab+", buffering=0) as content:
+                while (here := content.tell()) < file.size:
+                    self._continue(file, content, here)
+                digest = self._digest(content)
+            if digest != file.sha256:
                 partial.unlink()
                 raise DownloadError(
                     f"{file.name} of {self._name} arrived damaged, and is removed: try again"
                 )
             partial.replace(blob)
 
-    def _alone(self, partial: Path, blob: Path) -> "_Locked":
-        """Open what has come of a file, once no other process adds to it."""
-        seen = _size(partial)
-        while True:
-            content = partial.open("ab+", buffering=0)
+    @contextmanager
+    def _alone(self, file: RemoteFile, partial: Path) -> Iterator[None]:
+        """Hold a file's lock; until another process leaves it, count what that one adds."""
+        lock, seen = FileLock(hub.lock(self._name, file.sha256)), _size(partial)
+        while not lock.is_locked:
             try:
-                fcntl.flock(content, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                now = _size(partial)
-                content.close()
-                if now > seen:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if (now := _size(partial)) > seen:
                     self._advance(now - seen)
                     seen = now
                 self._require_progress()
                 self._ended.wait(_POLL)
-                continue
-            if blob.exists():
-                partial.unlink(missing_ok=True)
-                content.close()
-                return _Locked(None)
-            if _size(partial) == os.fstat(content.fileno()).st_size and partial.exists():
-                content.seek(0, os.SEEK_END)
-                return _Locked(content)
-            content.close()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _continue(self, file: RemoteFile, content: FileIO, here: int) -> None:
         """Take what a connection gives; errors that may pass are waited out."""
@@ -259,20 +255,6 @@ class _Download:
                 f"the download of {self._name} stalls: nothing has arrived for {silence:.0f} "
                 "seconds; check the network and start again: it goes on where it ended"
             )
-
-
-class _Locked:
-    """What has come of a file, which nobody else adds to for as long as a `with` block lasts."""
-
-    def __init__(self, content: FileIO | None) -> None:
-        self._content = content
-
-    def __enter__(self) -> FileIO | None:
-        return self._content
-
-    def __exit__(self, *_: object) -> None:
-        if self._content is not None:
-            self._content.close()
 
 
 def _size(path: Path) -> int:

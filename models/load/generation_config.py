@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import structlog
+
+from ..estimate.folder import generation_config
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -27,11 +28,8 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
     Args:
         folder: of the model's files; without such a file there are none.
     """
-    try:
-        told = msgspec.json.decode((folder / "generation_config.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return {}
-    if not isinstance(told, dict) or told.get("do_sample") is False:
+    told = generation_config(folder)
+    if told.get("do_sample") is False:
         return {}
     found = {}
     for name, (least, most) in _BOUNDS.items():

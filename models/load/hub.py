@@ -99,8 +99,22 @@ def is_here(name: str, file: RemoteFile, commit: str) -> bool:
 
 def blobs(name: str) -> Path:
     """Say where the cache has the contents of a repo's files, large ones by their SHA-256."""
-    folder = repo_folder_name(repo_id=repo_of(name)[0], repo_type="model")
-    return Path(constants.HF_HUB_CACHE).expanduser() / folder / "blobs"
+    return _cache() / _folder(name) / "blobs"
+
+
+def lock(name: str, sha256: str) -> Path:
+    """Name the lock that the library, too, holds while it fetches a large file; make its folder."""
+    folder = _cache() / ".locks" / _folder(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{sha256}.lock"
+
+
+def _cache() -> Path:
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def _folder(name: str) -> str:
+    return str(repo_folder_name(repo_id=repo_of(name)[0], repo_type="model"))
 
 
 def link(name: str, files: Sequence[str]) -> Path:

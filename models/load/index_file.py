@@ -13,15 +13,17 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 from filelock import FileLock, Timeout
 
 from ..errors import DownloadError, DownloadStoppedError
-from .uv_indexes import pip_variables
 from .watch import Progress, Watch
 
 _LONGEST = 1800.0  # seconds for a download
@@ -72,16 +74,13 @@ class IndexFile(NamedTuple):
 
     def has_size(self, path: Path) -> bool:
         """Whether there is a file of the right size."""
-        try:
-            return path.stat().st_size == self.nbytes
-        except OSError:
-            return False
+        return path.is_file() and path.stat().st_size == self.nbytes
 
     def is_at(self, path: Path) -> bool:
         """Whether there is a file of the right content, which is read to see that."""
-        if not self.has_size(path):
-            return False
         try:
+            if not self.has_size(path):
+                return False
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
         except OSError:
@@ -236,3 +235,66 @@ def _copy(member: IO[bytes], out: IO[bytes], most: int) -> None:
         left -= len(part)
     out.flush()
     os.fsync(out.fileno())
+
+
+# -- which indexes uv is told of -----------------------------------------------------------
+
+
+def pip_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Translate uv's indexes for pip: empty where uv is told of none.
+
+    uv's default index takes the place of pip's; further ones of both count. They are variables and
+    not options of a command, because `ps` shows those and an address may hold a password.
+
+    Args:
+        environment: where uv's variables are, and pip's.
+    """
+    defaults, others = zip(*_sources(environment), strict=True)
+    variables = {}
+    if default := [*chain.from_iterable(defaults)]:
+        variables["PIP_INDEX_URL"] = default[0]
+    if more := [*dict.fromkeys(chain.from_iterable(others))]:
+        known = environment.get("PIP_EXTRA_INDEX_URL", "").split()
+        variables["PIP_EXTRA_INDEX_URL"] = " ".join([*known, *more])
+    return variables
+
+
+def _sources(environment: Mapping[str, str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Read what uv reads outside projects, the strongest first: indexes by default, and others."""
+
+    def variables(*names: str) -> list[str]:
+        words = " ".join(environment.get(name, "") for name in names).split()
+        return [_address(word) for word in words]
+
+    yield variables("UV_DEFAULT_INDEX", "UV_INDEX_URL"), variables("UV_INDEX", "UV_EXTRA_INDEX_URL")
+    for file in _files(environment):
+        try:
+            yield _of_file(tomllib.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # uv says what is wrong with its own file
+
+
+def _address(word: str) -> str:
+    """Take the address of `name=address`; an address alone has its first `=` behind a `:`."""
+    name, equals, rest = word.partition("=")
+    return rest if equals and ":" not in name and "/" not in name else word
+
+
+def _files(environment: Mapping[str, str]) -> list[Path]:
+    if environment.get("UV_NO_CONFIG", "0") not in ("", "0", "false"):
+        return []
+    if named := environment.get("UV_CONFIG_FILE"):
+        return [Path(named)]
+    # On macOS too: uv keeps to these folders on every Unix.
+    user = environment.get("XDG_CONFIG_HOME") or "~/.config"
+    system = (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    folders = [Path(user).expanduser(), *map(Path, system)]
+    return [*(folder / "uv" / "uv.toml" for folder in folders), Path("/etc/uv/uv.toml")]
+
+
+def _of_file(table: dict[str, Any]) -> tuple[list[str], list[str]]:
+    entries = [entry for entry in table.get("index", []) if not entry.get("explicit")]
+    default = [entry["url"] for entry in entries if entry.get("default")]
+    others = [entry["url"] for entry in entries if not entry.get("default")]
+    old = [table["index-url"]] if table.get("index-url") else []
+    return [*default, *old], [*others, *map(str, table.get("extra-index-url", []))]

@@ -22,14 +22,12 @@ from . import embedded, embedded_file
 from .checkpoint import NO_CODE, open_checkpoint
 from .download import fetch
 from .embedding import embedding_rows
-from .ends import ends_of, token_ids
 from .faults import failures_in_words
 from .fingerprint import fingerprint
 from .generation_config import sampling_defaults
 from .hub import is_repo
-from .named_modules import require_known_modules
 from .time_limit import TEMPLATE_LIMIT, within
-from .tokenizer import open_tokenizer
+from .tokenizer import ends_of, open_tokenizer, require_known_modules, token_ids
 from .watch import Watch
 
 LoadPhase = Literal["downloading", "loading"]

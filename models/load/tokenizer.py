@@ -1,12 +1,22 @@
-"""A model's tokenizer as its makers published it."""
+"""A model's tokenizer as its makers published it, and the tokens that end answers."""
 
 import json
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from mlx_lm.utils import load_tokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+from ..errors import ModelLoadError
+from ..estimate.folder import generation_config, read_object
+
+_PACKAGES = {
+    "chat_template_type": "mlx_lm.chat_templates",
+    "tool_parser_type": "mlx_lm.tool_parsers",
+}
 
 # transformers' class that serves tokenizer.json as it is. Others build a tokenizer of their own
 # from its vocabulary, and the choice of a class reads, and may refuse, config.json.
@@ -48,3 +58,46 @@ def _processor_template(directory: Path) -> str | None:
 def _entry(file: Path) -> Any:
     settings = json.loads(file.read_text()) if file.is_file() else {}
     return settings.get("chat_template") if isinstance(settings, dict) else None
+
+
+def require_known_modules(directory: Path) -> None:
+    """Refuse a tokenizer for which mlx-lm would import other modules than its own.
+
+    Raises:
+        ModelLoadError: an entry names no module of mlx-lm's, or the file cannot be read.
+    """
+    path = directory / "tokenizer_config.json"
+    try:
+        settings = read_object(path)
+    except FileNotFoundError:
+        return
+    for key, package in _PACKAGES.items():
+        named, spec = settings.get(key), find_spec(package)
+        known = [] if spec is None else iter_modules(spec.submodule_search_locations)
+        if named and named not in (names := sorted(module.name for module in known)):
+            raise ModelLoadError(f"{path} says {key} is {named!r}; mlx-lm has {', '.join(names)}")
+
+
+def token_ids(value: object) -> set[int]:
+    """Read an entry `eos_token_id`: a number, or several."""
+    listed = value if isinstance(value, list) else [value]
+    return {each for each in listed if type(each) is int and each >= 0}
+
+
+def ends_of(directory: Path, tokenizer: Any) -> set[int]:
+    """Unite the ends that `config.json`, `generation_config.json` and the tokenizer name.
+
+    Tools write defaults of other models into `config.json`, so that an ordinary token of the
+    vocabulary is no end by that file's word while another file names ends.
+
+    Args:
+        directory: the model's.
+        tokenizer: mlx-lm's, which knows its own ends.
+    """
+    config, told = read_object(directory / "config.json"), generation_config(directory)
+    nested = config.get("text_config")
+    in_config = token_ids(config.get("eos_token_id"))
+    in_text_config = token_ids(nested.get("eos_token_id")) if isinstance(nested, dict) else set()
+    certain = token_ids(told.get("eos_token_id")) or in_config or in_text_config
+    added = set(tokenizer.backend_tokenizer.get_added_tokens_decoder())
+    return set(tokenizer.eos_token_ids) | certain | (added & (in_config | in_text_config))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.models.load.uv_indexes import pip_variables
+from umbel.models.load.index_file import pip_variables
 
 ONE, TWO, THREE = (f"https://{name}.example/simple" for name in ("one", "two", "three"))
 
