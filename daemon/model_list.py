@@ -7,8 +7,7 @@ import msgspec
 from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, CacheNotFound, scan_cache_dir
 
 from ..models.errors import ModelError
-from ..models.estimate.embedded import EMBEDDED
-from ..models.estimate.facts import ModelFacts, read_facts
+from ..models.estimate.facts import EMBEDDED, ModelFacts, read_facts
 from ..models.load import embedded_file
 from .config import Settings
 from .errors import ClientError

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from ..errors import ModelLoadError, ModelNotFoundError
-from .architecture import arguments
 from .folder import read_object
 
 _CONTEXT_KEYS = (
@@ -20,9 +20,8 @@ _CONTEXT_KEYS = (
 )
 _HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
 _COUNTS = (
-    *_CONTEXT_KEYS,
-    *_HEADS,
-    *("hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size"),
+    *(*_CONTEXT_KEYS, *_HEADS, "hidden_size", "num_hidden_layers", "num_key_value_heads"),
+    *("head_dim", "vocab_size"),
 )
 _MOST_LAYERS = 10_000
 # What a recurrent model without positions is held to: it has no limit of its own, but
@@ -47,10 +46,10 @@ class ModelConfig:
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         parts = list(_parts(entries))
-        merged = _known(*parts)
+        merged = {key: value for part in parts for key, value in part.items() if value is not None}
         self.type = str(merged.get("model_type", "")).removesuffix("_text")
         if self.type not in _WITHOUT_POSITIONS and not any(key in merged for key in _HEADS):
-            merged = arguments(entries) | merged
+            merged = _arguments(entries) | merged
         self._entries = merged
         self.context_length = _context_length(entries, parts, self.type)
 
@@ -105,10 +104,6 @@ def _parts(entries: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield nested
 
 
-def _known(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for part in parts for key, value in part.items() if value is not None}
-
-
 def _wrong_number(part: Mapping[str, Any]) -> str | None:
     """Describe a number that no model can have; None where all are sound."""
     for key in _COUNTS:
@@ -138,7 +133,7 @@ def _context_length(
     if stated is None and architecture in _WITHOUT_POSITIONS:
         return _UNBOUNDED_CONTEXT
     if stated is None or scalable > stated:
-        taken = arguments(entries)  # a scaling counts where the architecture computes with it
+        taken = _arguments(entries)  # a scaling counts where the architecture computes with it
         stated = max(stated or _stated(taken) or _UNBOUNDED_CONTEXT, _scaled(taken))
     return min(stated, _LONGEST_CONTEXT)
 
@@ -160,3 +155,24 @@ def _scaled(part: Mapping[str, Any]) -> int:
         if kind in _LENGTHENING and _is_number(factor) and _is_number(original):
             return int(factor * original)
     return 0
+
+
+def _arguments(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a configuration as the classes of its architecture do, which put in what it leaves out.
+
+    mlx-lm is imported here, which takes a second or two. Where the architecture is unknown, or
+    refuses these entries, there is nothing.
+    """
+    from ..load import open_files  # noqa: F401, PLC0415  # isort: skip  (the first import of mlx_lm)
+    from mlx_lm.utils import _get_classes  # noqa: PLC0415
+
+    found: dict[str, Any] = {}
+    part: Any = deepcopy(dict(entries))
+    while isinstance(part, dict):
+        try:
+            taken = vars(_get_classes(part)[1].from_dict(part))
+        except Exception:  # noqa: BLE001  (whatever a class raises: the load says so)
+            break
+        found |= {key: value for key, value in taken.items() if value is not None}
+        part = taken.get("text_config")
+    return found

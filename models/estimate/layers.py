@@ -41,7 +41,7 @@ def state_sizes(config: ModelConfig, width: int) -> StateSizes:
     whole = sum(kind in ("full", "both") for kind in kinds)
     recurrent = sum(kind in ("recurrent", "both") for kind in kinds)
     short = [kind for kind in kinds if kind in ("window", "chunk")]
-    each = _RECURRENT.get(config.type, _no_state)(config) if recurrent else Recurrent(0)
+    each = _RECURRENT[config.type](config) if recurrent else Recurrent(0)
     per_layer = len(full)
     return StateSizes(
         token=whole * sum(full) * width,
@@ -63,7 +63,7 @@ def kinds_of(config: ModelConfig) -> list[str]:
     if config.type in _TWICE:
         count = config.number("num_layers")
     count -= config.number("num_kv_shared_layers")
-    return list(_KINDS.get(config.type, _all_full)(config, count))
+    return list(_KINDS.get(config.type, _all("full"))(config, count))
 
 
 def numbers_of(config: ModelConfig, *, window: bool) -> tuple[int, ...]:
@@ -104,16 +104,20 @@ def _ring(config: ModelConfig, kind: str, token: int) -> Ring:
 # -- which layer keeps what ----------------------------------------------------------------
 
 
-def _all_full(_: ModelConfig, count: int) -> list[str]:
-    return ["full"] * count
+def _all(kind: str) -> _Kinds:
+    return lambda _, count: [kind] * count
 
 
-def _all_recurrent(_: ModelConfig, count: int) -> list[str]:
-    return ["recurrent"] * count
+def _where(whole: Callable[[ModelConfig, int, int], bool], others: str = "recurrent") -> _Kinds:
+    """Have some layers keep all tokens.
 
-
-def _both(_: ModelConfig, count: int) -> list[str]:
-    return ["both"] * count
+    Args:
+        whole: says it of a layer by its index and the count of all.
+        others: what the others keep.
+    """
+    return lambda config, count: [
+        "full" if whole(config, i, count) else others for i in range(count)
+    ]
 
 
 def _every(period: int, others: str, *keys: str) -> _Kinds:
@@ -124,45 +128,46 @@ def _every(period: int, others: str, *keys: str) -> _Kinds:
         others: what the others keep.
         keys: entries that say the period.
     """
-
-    def kinds(config: ModelConfig, count: int) -> list[str]:
-        each = config.number(*keys, default=period) or 1
-        return ["full" if (i + 1) % each == 0 else others for i in range(count)]
-
-    return kinds
+    return _where(
+        lambda config, i, _: (i + 1) % (config.number(*keys, default=period) or 1) == 0, others
+    )
 
 
-def _named(unnamed: _Kinds, names: Mapping[str, str]) -> _Kinds:
+def _named(names: Mapping[str, str], unnamed: _Kinds | None = None) -> _Kinds:
     """Follow `layer_types`.
 
     Args:
-        unnamed: what holds where there are none.
         names: what their words mean; any other is a layer that keeps all.
+        unnamed: what holds where there are none; by default all keep all.
     """
 
     def kinds(config: ModelConfig, count: int) -> Sequence[str]:
         types = config.words("layer_types")[:count]
-        return [names.get(each, "full") for each in types] if types else unnamed(config, count)
+        if not types:
+            return (unnamed or _all("full"))(config, count)
+        return [names.get(each, "full") for each in types]
 
     return kinds
 
 
-def _of_kimi(config: ModelConfig, count: int) -> list[str]:
-    linear = config.part("linear_attn_config").get("kda_layers", ())
-    return ["recurrent" if i + 1 in linear else "full" for i in range(count)]
+def _of_kimi(config: ModelConfig, layer: int, _: int) -> bool:
+    return layer + 1 not in config.part("linear_attn_config").get("kda_layers", ())
 
 
-def _of_plamo(config: ModelConfig, count: int) -> list[str]:
+def _of_plamo(config: ModelConfig, layer: int, count: int) -> bool:
     step = config.number("mamba_step", default=2)
-    if count <= step // 2:
-        return ["recurrent"] * (count - 1) + ["full"]
-    return ["full" if i % step == step // 2 else "recurrent" for i in range(count)]
+    return layer == count - 1 if count <= step // 2 else layer % step == step // 2
 
 
-def _of_lfm(config: ModelConfig, count: int) -> list[str]:
+def _of_jamba(config: ModelConfig, layer: int, _: int) -> bool:
+    period = config.number("attn_layer_period", default=1)
+    return layer % period == config.number("attn_layer_offset")
+
+
+def _of_lfm(config: ModelConfig, count: int) -> Sequence[str]:
     whole = config.words("full_attn_idxs")
     if not whole:
-        return list(_named(_all_full, {"conv": "recurrent"})(config, count))
+        return _named({"conv": "recurrent"})(config, count)
     return ["full" if i in whole else "recurrent" for i in range(count)]
 
 
@@ -171,37 +176,31 @@ def _of_nemotron(config: ModelConfig, count: int) -> list[str]:
     return [{"M": "recurrent", "*": "full"}.get(letter, "none") for letter in letters]
 
 
-def _of_jamba(config: ModelConfig, count: int) -> list[str]:
-    period = config.number("attn_layer_period", default=1)
-    first = config.number("attn_layer_offset")
-    return ["full" if i % period == first else "recurrent" for i in range(count)]
-
-
+_LFM = ("lfm2", "lfm2_moe")
+_QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _SLIDING = {"sliding_attention": "window"}
-_ALTERNATING = _every(2, "window")
-_INTERVAL = _every(4, "recurrent", "full_attention_interval")
 _KINDS: Mapping[str, _Kinds] = {
     **dict.fromkeys(
         ("llama", "ministral3", "mistral3", "gemma3n", "afmoe", "exaone_moe", "mellum"),
-        _named(_all_full, _SLIDING),
+        _named(_SLIDING),
     ),
-    "gpt_oss": _named(_ALTERNATING, _SLIDING),
-    "olmo3": _named(_every(4, "window"), _SLIDING),
+    "gpt_oss": _named(_SLIDING, _every(2, "window")),
+    "olmo3": _named(_SLIDING, _every(4, "window")),
     "gemma3": _every(6, "window", "sliding_window_pattern"),
-    "gemma4": _named(_every(5, "window", "sliding_window_pattern"), _SLIDING),
+    "gemma4": _named(_SLIDING, _every(5, "window", "sliding_window_pattern")),
     "cohere2": _every(4, "window", "sliding_window_pattern"),
     "llama4": _every(4, "chunk"),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _INTERVAL),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _all_recurrent),
-    "falcon_h1": _both,
-    "kimi_linear": _of_kimi,
-    "plamo2": _of_plamo,
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _of_lfm),
+    **dict.fromkeys(_QWEN, _every(4, "recurrent", "full_attention_interval")),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _all("recurrent")),
+    "falcon_h1": _all("both"),
+    "kimi_linear": _where(_of_kimi),
+    "plamo2": _where(_of_plamo),
+    **dict.fromkeys(_LFM, _of_lfm),
     "nemotron_h": _of_nemotron,
-    "granitemoehybrid": _named(_all_full, {"mamba": "recurrent"}),
-    "jamba": _of_jamba,
+    "granitemoehybrid": _named({"mamba": "recurrent"}),
+    "jamba": _where(_of_jamba),
 }
-_DIVIDED = frozenset({"lfm2", "lfm2_moe"})
+_DIVIDED = frozenset(_LFM)
 """Architectures whose heads divide the hidden size, whatever else the configuration says."""
 _EXPANDED = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
 """Architectures that keep what they expand from a latent, and not the latent."""
@@ -212,10 +211,6 @@ _INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa"})
 
 
 # -- recurrent layers ----------------------------------------------------------------------
-
-
-def _no_state(_: ModelConfig) -> Recurrent:
-    return Recurrent(0)
 
 
 def _gated_delta(config: ModelConfig) -> Recurrent:
@@ -261,9 +256,9 @@ def _lfm(config: ModelConfig) -> Recurrent:
 
 
 _RECURRENT: Mapping[str, Callable[[ModelConfig], Recurrent]] = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _gated_delta),
+    **dict.fromkeys(_QWEN, _gated_delta),
     "kimi_linear": _kimi,
     **dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _mamba),
     **dict.fromkeys(("mamba2", "plamo2", "falcon_h1", "nemotron_h", "granitemoehybrid"), _mamba2),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _lfm),
+    **dict.fromkeys(_LFM, _lfm),
 }

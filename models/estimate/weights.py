@@ -48,8 +48,6 @@ class Weights(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """One tensor of a file."""
-
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
@@ -58,17 +56,17 @@ class _Tensor(NamedTuple):
 def weights_of(directory: Path, config: ModelConfig) -> Weights:
     """Read the headers of a model's files.
 
-    Args:
-        directory: the model's.
-        config: what is there.
-
     Raises:
         ModelLoadError: a file cannot be read, or there is none.
     """
     tensors: dict[str, _Tensor] = {}
     for path in weight_files(directory):
         tensors.update(_header(path))
-    tensors = {name: each for name, each in tensors.items() if not _is_left_out(name, config)}
+    tensors = {
+        name: each
+        for name, each in tensors.items()
+        if _LEFT_OUT.isdisjoint(name.split(".")) and not is_further_head(name, config)
+    }
     types = Counter[str]()
     for each in tensors.values():
         types[each.dtype] += each.nbytes if each.dtype in _FLOATS else 0
@@ -86,10 +84,9 @@ def _header(path: Path) -> dict[str, _Tensor]:
             length = int.from_bytes(file.read(_LENGTH), "little")
             if length > _LONGEST:
                 raise ValueError(f"its header would have {length} bytes")  # noqa: TRY301
-            entries: Mapping[str, Any] = json.loads(file.read(length))
-            return {
-                name: _tensor(entry) for name, entry in entries.items() if name != "__metadata__"
-            }
+            entries: dict[str, Any] = json.loads(file.read(length))
+            entries.pop("__metadata__", None)
+            return {name: _tensor(entry) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelLoadError(f"cannot read {path}: {error}") from error
 
@@ -109,10 +106,6 @@ def is_further_head(name: str, config: ModelConfig) -> bool:
     found = _LAYER.search(name)
     last = config.layer_count + config.number("num_nextn_predict_layers", "num_mtp_layers")
     return found is not None and config.layer_count <= int(found[1]) < last
-
-
-def _is_left_out(name: str, config: ModelConfig) -> bool:
-    return not _LEFT_OUT.isdisjoint(name.split(".")) or is_further_head(name, config)
 
 
 def _numbers(tensors: Mapping[str, _Tensor], config: ModelConfig) -> Iterator[int]:

@@ -10,10 +10,8 @@ from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 from umbel.models.backends import choose, device_name
 from umbel.models.errors import ModelLoadError, ModelNotFoundError
 from umbel.models.estimate.config import ModelConfig
-from umbel.models.estimate.embedded import EMBEDDED
-from umbel.models.estimate.facts import read_facts
+from umbel.models.estimate.facts import EMBEDDED, estimated_profile, read_facts
 from umbel.models.estimate.layers import state_sizes
-from umbel.models.estimate.profile import estimated_profile
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.load.loader import LoadedModel, load
 from umbel.models.load.memory_probe import measure, measure_sizes
