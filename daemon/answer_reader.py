@@ -15,7 +15,7 @@ from ..models.text.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from ..models.text.stop import StopScanner
+from ..models.text.markers import StopScanner
 from .logprobs import LogprobBuffer, Told
 
 

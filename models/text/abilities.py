@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ..errors import TemplateError
 from . import tools as generic
@@ -17,19 +16,8 @@ _JSON_BEGINS = re.compile(r"[{\[]\s*[\"{]")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
-class Render(Protocol):
-    """Renders message dicts with the model's own template, as `TextCodec.render_chat` does."""
-
-    def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generation_prompt: bool = True,
-        options: Mapping[str, Any] = ...,
-    ) -> str:
-        """Render, or raise TemplateError."""
-        ...
+Render = Callable[..., str]
+"""Renders message dicts with the model's own template, as `TextCodec.render_chat` does."""
 
 
 class Abilities(NamedTuple):
@@ -96,20 +84,10 @@ def _object(arguments: str) -> dict[str, Any]:
 def in_parts(render: Render) -> Render:
     """Give a template each message's content as a list with one part."""
 
-    def rendered(
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generation_prompt: bool = True,
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
-        written = [
-            {**message, "content": [{"type": "text", "text": message["content"]}]}
-            for message in messages
-        ]
-        return render(written, tools=tools, generation_prompt=generation_prompt, options=options)
+    def part(message: dict[str, Any]) -> dict[str, Any]:
+        return message | {"content": [{"type": "text", "text": message["content"]}]}
 
-    return rendered
+    return lambda messages, **others: render([part(message) for message in messages], **others)
 
 
 class Probe:

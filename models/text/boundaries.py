@@ -5,8 +5,8 @@ turns, some end the generation prompt with tokens that a later turn never shows.
 counted back from the end; what other renderings have in common with the prompt is compared.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,14 +18,8 @@ MAX_HINTS = 4
 """Hints of one conversation that are looked at: each may cost a rendering."""
 
 
-class Encode(Protocol):
-    """Renders a conversation to tokens as the prompt was made, or raises TemplateError."""
-
-    def __call__(
-        self, conversation: Conversation, *, generation_prompt: bool = True
-    ) -> Sequence[int]:
-        """Render, and encode."""
-        ...
+Encode = Callable[..., Sequence[int]]
+"""Renders a conversation to tokens as the prompt was made, as `TextCodec.encode_conversation`."""
 
 
 class Boundaries(NamedTuple):

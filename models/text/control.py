@@ -12,13 +12,20 @@ Text without names has no marks, and its tokens are the tokenizer's.
 
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from .conversation import Conversation, Message, Tool, ToolCall
+
+_SAID: Mapping[type, Sequence[str]] = {
+    Message: ("content", "reasoning", "tool_calls", "tool_call_id", "name"),
+    Tool: ("name", "description", "parameters"),
+    ToolCall: ("id", "name", "arguments"),
+}
+"""Fields in which a request's text stands."""
 
 
 class ControlText:
@@ -49,15 +56,16 @@ class ControlText:
 
     def conversation(self, conversation: Conversation) -> Conversation:
         """Break the names in all that a request says."""
+        options = {key: self.value(value) for key, value in conversation.options.items()}
         return msgspec.structs.replace(
             conversation,
-            messages=[self._message(message) for message in conversation.messages],
-            tools=[self._tool(tool) for tool in conversation.tools],
-            options={key: self.value(value) for key, value in conversation.options.items()},
+            messages=self.value(conversation.messages),
+            tools=self.value(conversation.tools),
+            options=options,
         )
 
     def value(self, value: Any) -> Any:
-        """Break the names in all strings of a JSON value, its keys included."""
+        """Break the names in all strings of a JSON value, its keys included, or of a message's."""
         match value:
             case str():
                 return self._text(value)
@@ -65,6 +73,9 @@ class ControlText:
                 return {self.value(key): self.value(one) for key, one in value.items()}
             case list():
                 return [self.value(one) for one in value]
+            case Message() | Tool() | ToolCall():
+                texts = {key: self.value(getattr(value, key)) for key in _SAID[type(value)]}
+                return msgspec.structs.replace(value, **texts)
         return value
 
     def is_marked(self, text: str) -> bool:
@@ -97,28 +108,6 @@ class ControlText:
                 pieces[-1] += part
             place += len(part)
         return pieces
-
-    def _message(self, message: Message) -> Message:
-        return msgspec.structs.replace(
-            message,
-            content=self._text(message.content),
-            reasoning=self._text(message.reasoning),
-            tool_calls=[self._call(call) for call in message.tool_calls],
-            tool_call_id=self.value(message.tool_call_id),
-            name=self.value(message.name),
-        )
-
-    def _call(self, call: ToolCall) -> ToolCall:
-        texts = {key: self._text(getattr(call, key)) for key in ("id", "name", "arguments")}
-        return msgspec.structs.replace(call, **texts)
-
-    def _tool(self, tool: Tool) -> Tool:
-        return msgspec.structs.replace(
-            tool,
-            name=self._text(tool.name),
-            description=self._text(tool.description),
-            parameters=self.value(tool.parameters),
-        )
 
     def _text(self, text: str) -> str:
         text = self._folded(text)

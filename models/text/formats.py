@@ -7,9 +7,12 @@ describes.
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from . import harmony
+from .markers import Edges
 
 NORMAL, REASONING, TOOL, HEADER = "normal", "reasoning", "tool", "header"
 """States of an answer, by mlx-lm's names. In any other, what a model writes is markup."""
@@ -84,68 +87,33 @@ class Wrapper(Protocol):
     chat_template: Any  # a text, or several by name
 
 
-class Edges:
-    """The markers that end one state, and the states to which they lead.
-
-    The marker that is complete first wins, and of two that are complete at the same character
-    the longer one: what is found does not depend on how the text was cut.
-    """
-
-    def __init__(self, targets: Mapping[str, str]) -> None:
-        self.targets = dict(targets)
-        self.longest = max(map(len, targets), default=0)
-        ordered = sorted(targets, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
-        self._openings = frozenset(m[:n] for m in targets for n in range(1, len(m)))
-
-    def search(self, text: str, start: int, end: int) -> tuple[int, str] | None:
-        """Find the first marker in `text[start:end]`: where it begins, and which it is."""
-        if self._pattern is None or (match := self._pattern.search(text, start, end)) is None:
-            return None
-        begin, marker = match.start(), match.group()
-        for other in self.targets:  # one inside it, complete before it
-            at = text.find(other, begin, begin + len(marker) - 1)
-            if at >= 0 and at + len(other) < begin + len(marker):
-                begin, marker = at, other
-        return begin, marker
-
-    def held(self, text: str, start: int) -> int:
-        """Count the characters at the end of `text[start:]` that may begin a marker."""
-        most = min(self.longest - 1, len(text) - start)
-        return next((n for n in range(most, 0, -1) if text[-n:] in self._openings), 0)
-
-
+@dataclass(frozen=True)
 class OutputFormat:
     """All of a model's markers. Immutable, so safe from any thread.
 
     Attributes:
         reasoning: what surrounds its thoughts; None for a model that does not think.
         tools: its own form of calls; None where mlx-lm knows none.
+        structural: markup without a meaning.
+        transitions: by state, the markers that end it, and to which they lead.
         initial: the state in which an answer begins, thinking aside.
         headed: whether the state `HEADER` is one of harmony's, whose headers are read as a whole.
     """
 
-    def __init__(
-        self,
-        reasoning: ReasoningFormat | None = None,
-        tools: ToolFormat | None = None,
-        *,
-        structural: Sequence[str] = (),
-        transitions: Mapping[str, Sequence[tuple[str, str]]] | None = None,
-        initial: str = NORMAL,
-        headed: bool = False,
-    ) -> None:
-        self.reasoning = reasoning
-        self.tools = tools
-        self.initial = initial
-        self.headed = headed
-        self._structural = structural
-        self._transitions = transitions or {}
-        self._edges = {calls: self._compile(calls=calls) for calls in (False, True)}
+    reasoning: ReasoningFormat | None = None
+    tools: ToolFormat | None = None
+    structural: Sequence[str] = ()
+    transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    initial: str = NORMAL
+    headed: bool = False
+
+    @cached_property
+    def _edges(self) -> dict[bool, dict[str, Edges]]:
+        return {calls: self._compile(calls=calls) for calls in (False, True)}
 
     def edges(self, state: str, *, calls: bool) -> Edges:
         """Say what ends a state, where calls are looked for and where they are plain text."""
-        return self._edges[calls].get(state, _NO_EDGES)
+        return self._edges[calls].get(state, NO_EDGES)
 
     def tool_format(self, marker: str) -> ToolFormat:
         """Say which form of call a marker begins."""
@@ -167,9 +135,10 @@ class OutputFormat:
         """Markup that stands before content."""
         if self.headed:
             return harmony.FINAL
-        first = self._edges[False].get(self.initial, _NO_EDGES).targets.items()
-        starts = (marker for marker, target in first if target == NORMAL)
-        return "" if self.initial == NORMAL else next(starts, "")
+        if self.initial == NORMAL:
+            return ""
+        first = self.edges(self.initial, calls=False).targets.items()
+        return next((marker for marker, target in first if target == NORMAL), "")
 
     @property
     def markers(self) -> frozenset[str]:
@@ -183,9 +152,9 @@ class OutputFormat:
         if self.reasoning is not None:
             table[NORMAL][self.reasoning.start] = REASONING
             table[REASONING] = {self.reasoning.end: NORMAL}
-        for marker in self._structural:
+        for marker in self.structural:
             table[NORMAL][marker] = NORMAL
-        for state, edges in self._transitions.items():
+        for state, edges in self.transitions.items():
             named = table.setdefault(state, {})
             # Where calls are plain text they are content, and no part of a header.
             named.update((marker, to if to != TOOL else NORMAL) for marker, to in edges)
@@ -195,7 +164,7 @@ class OutputFormat:
         return {state: Edges(targets) for state, targets in table.items()}
 
 
-_NO_EDGES = Edges({})
+NO_EDGES = Edges({})
 _THINKS = re.compile(r"([<\[])((?:\w+:)?think(?:ing)?[>\]])", re.IGNORECASE)
 _AFTER_MESSAGE = tuple((end, HEADER) for end in harmony.ENDS)
 
@@ -241,7 +210,7 @@ def read_format(wrapper: Wrapper, names: Collection[str] = (), source: str = "")
     return OutputFormat(
         reasoning,
         tools,
-        structural=wrapper.structural_markers,
-        transitions=wrapper.response_transitions,
-        initial=wrapper.response_initial_state or NORMAL,
+        wrapper.structural_markers,
+        wrapper.response_transitions or {},
+        wrapper.response_initial_state or NORMAL,
     )

@@ -1,14 +1,16 @@
-"""Constraints to grammars."""
+"""Constraints to grammars; and why one does not compile: in words, and where in the schema."""
 
 import hashlib
 import re
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import llguidance
 import msgspec
+import numpy as np
 
 from ..errors import GrammarError, MatcherError
 from .call_grammar import NARROWED, add_calls
@@ -23,9 +25,9 @@ from .conversation import (
     ToolCalls,
 )
 from .grammar import Grammar, Vocabulary, grammar_tokenizer, in_words, mask_of, parse
-from .grammar_faults import explain, rehearse, walk
-from .lark import Lark
-from .schema_check import DEEPEST
+from .lark import Lark, as_document
+from .schema_check import DEEPEST, each_below
+from .schema_rewrite import SchemaReader
 
 _THREADS = 2
 _KEPT = 128
@@ -38,6 +40,11 @@ _BYTES_PER_REPEAT = 4096  # that is counted: each is a state
 _MOST_REPEATS = 4096  # which answers reach
 _COUNTED = re.compile(r'"m(?:ax|in)Length": (\d{1,9})\b|\{(?:\d+,)?(\d{1,9})\}')
 _QUOTED = 100  # characters of an option
+_MOST_PATTERNS = 500
+_LONGEST_PATTERN = 5000
+_STEPS = 12  # tokens of a rehearsal
+_TRIALS = 100
+_PATIENCE = 2.0  # seconds
 
 
 class _Around(NamedTuple):
@@ -132,15 +139,15 @@ class GrammarCompiler:
         if around.markers and isinstance(content, Regex):
             self._check_pattern(vocabulary, content, around.markers)
         lark.rule("start", _start(lark, around.reasoning, calls.starts if calls else []))
-        rehearse(vocabulary.tokenizer, lark.schemas)
+        _rehearse(vocabulary.tokenizer, lark.schemas)
         parser = parse(vocabulary.tokenizer, str(lark))
         if parser.is_error():
-            raise explain(vocabulary.tokenizer, parser.get_error(), lark.schemas)
+            raise _explain(vocabulary.tokenizer, parser.get_error(), lark.schemas)
         try:
             grammar = Grammar(parser, vocabulary, _estimate(str(lark)))
         except MatcherError as error:
             raise GrammarError(f"no answer can match it: {error}") from error
-        walk(parser.deep_copy())
+        _walk(parser.deep_copy())
         return grammar
 
     def _check_pattern(
@@ -236,3 +243,77 @@ def _content(lark: Lark, constraint: Constraint, markers: Sequence[str]) -> str:
                     raise GrammarError(f"the option {option[:_QUOTED]!r} {words}")
             lark.rule("ANSWER", lark.one_of(options))
     return "ANSWER"
+
+
+# -- why one does not compile --------------------------------------------------------------
+
+
+def _rehearse(vocabulary: Any, reader: SchemaReader) -> None:
+    """Try the patterns of schemas one by one: some are too complex only once they are followed.
+
+    Raises:
+        GrammarError: one of them does not compile.
+    """
+    for number, (pattern, place) in enumerate(reader.patterns.items()):
+        if number >= _MOST_PATTERNS:
+            raise GrammarError(f"is one of over {_MOST_PATTERNS} patterns", place)
+        if len(pattern) > _LONGEST_PATTERN:
+            raise GrammarError(f"has more than {_LONGEST_PATTERN} characters", place)
+        parser = _parsed(vocabulary, {"type": "string", "pattern": pattern}, reader)
+        _walk(parser, place)
+
+
+def _walk(parser: Any, place: str = "") -> None:
+    """Follow a few tokens, the same at every call.
+
+    Raises:
+        GrammarError: the grammar did not compile, or cannot be followed.
+    """
+    for step in range(_STEPS):
+        if parser.is_error() or parser.is_stopped():
+            break
+        mask = np.frombuffer(parser.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        if len(allowed):
+            parser.consume_token(int(allowed[(3 * step + 5) * len(allowed) // 11 % len(allowed)]))
+    if parser.is_error():
+        raise GrammarError(in_words(parser.get_error()), place)
+
+
+def _explain(vocabulary: Any, message: str, reader: SchemaReader) -> GrammarError:
+    """Find the deepest part of the schemas that fails on its own, as the whole grammar does."""
+    words, place = in_words(message), ""
+    places = {id(rewritten): place for rewritten, place in reader.noted}
+    left, until = _TRIALS, time.monotonic() + _PATIENCE
+    seen: set[int] = set()
+
+    def failing(candidates: Iterable[Any]) -> dict[str, Any] | None:
+        nonlocal left
+        for schema in candidates:
+            if not isinstance(schema, dict) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            left -= 1
+            if left < 0 or time.monotonic() > until:
+                return None
+            parser = _parsed(vocabulary, schema, reader)
+            if parser.is_error() and in_words(parser.get_error()) == words:
+                return schema
+        return None
+
+    found = failing([*reader.roots, *reader.definitions.values()])
+    while found is not None:
+        place = places.get(id(found), place)
+        found = failing(_below(found))
+    return GrammarError(words, place)
+
+
+def _below(schema: dict[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    each_below(schema, lambda each, _: found.append(each))
+    return found
+
+
+def _parsed(vocabulary: Any, schema: Any, reader: SchemaReader) -> Any:
+    document = as_document(schema, reader)
+    return parse(vocabulary, llguidance.LLMatcher.grammar_from_json_schema(document))

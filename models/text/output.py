@@ -26,13 +26,13 @@ from .events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from .formats import HEADER, NORMAL, REASONING, TOOL, Edges, OutputFormat
+from .formats import HEADER, NO_EDGES, NORMAL, REASONING, TOOL, OutputFormat
 from .harmony import is_cut, read_header
+from .markers import Edges
 from .open_call import OpenCall, StreamedArguments, WrittenCall
 from .tools import openai_tools
 
 _BLANK = " \t\r\n"
-_NO_EDGES = Edges({})
 _HELD_BLANKS = 256  # before a marker these many belong to it; more are content
 
 
@@ -155,7 +155,7 @@ class OutputParser:
 
     def _edges(self, *, calls: bool) -> Edges:
         if self._in_content:
-            return _NO_EDGES
+            return NO_EDGES
         return self._form.edges(self._state, calls=calls)
 
     def _is_content(self) -> bool:
