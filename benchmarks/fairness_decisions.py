@@ -16,7 +16,7 @@ from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Request
 from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
-from umbel.scheduler.start import Awaited
+from umbel.scheduler.start import Selection
 from umbel.scheduler.tenants import TenantUse, Terms
 
 CONVERSATIONS = 1_000
@@ -37,14 +37,6 @@ class Cache:
         del sequence
         return False
 
-    def publish_early(self, awaited: Awaited, /) -> None:
-        """Nothing is awaited."""
-
-    def page_in(self, sequence: Sequence, /) -> bool:
-        """All is in memory."""
-        del sequence
-        return False
-
     def known(self, sequence: Sequence, /) -> Known:
         """Some, as the id has it."""
         cached = 37 * int(sequence.request.id) % len(_PROMPT)
@@ -54,21 +46,10 @@ class Cache:
 class Room:
     """Memory that holds everything."""
 
-    usable = 1 << 40
-
-    def needed(self, sequence: Sequence, /) -> int:
-        """A byte a token."""
-        return len(sequence.tokens)
-
     def admits(self, sequence: Sequence, known: Known, running: list[Sequence], /) -> bool:
         """It does."""
         del sequence, known, running
         return True
-
-    def make_room(self, sequence: Sequence, known: Known, /) -> bool:
-        """There is room."""
-        del sequence, known
-        return False
 
 
 class Waiting:
@@ -94,6 +75,7 @@ class Waiting:
         use = TenantUse(lambda tenant: self.terms.get(tenant, Terms()))
         self.queue = ConversationQueue(2 * requests, use)
         self.scheduler = Scheduler(self.queue, Cache(), Room(), batch)
+        self._last = Selection()
         self._tenants = tenants
         self._count = 0
         for _ in range(requests):
@@ -115,16 +97,40 @@ class Waiting:
         self.queue.put(Sequence(request))
         self._count += 1
 
+    def start_next(self) -> Sequence | None:
+        """Start the next one, as the engine does."""
+        if len(self.queue):
+            self.scheduler.charge()
+        ranking = self.scheduler.ranking()
+        found = self._last = self.scheduler.next_start(ranking, self._last.reserved_for)
+        if found.start is None:
+            self.queue.note(found.waits)
+        else:
+            self.scheduler.start(found.start, Cache().known(found.start))
+        return found.start
+
+    def yield_slot(self) -> Sequence | None:
+        """Have one yield, if one has to."""
+        if not self.scheduler.may_yield(self._last):
+            return None
+        self.scheduler.charge()
+        found = self.scheduler.next_to_yield(self.scheduler.ranking())
+        if found.victim is not None:
+            found.victim.preempt(replay=False)
+            self.scheduler.put_back(found.victim)
+            self._last = self._last._replace(reserved_for=found.claimant)
+        return found.victim
+
     def start(self) -> None:
         """One starts, ends, and another one comes."""
-        sequence = self.scheduler.start_next()
+        sequence = self.start_next()
         assert sequence is not None  # noqa: S101  (else nothing is measured)
         self.scheduler.remove(sequence)
         self.put()
 
     def fill(self) -> None:
         """Start as many as may run, and let them decode."""
-        while (sequence := self.scheduler.start_next()) is not None:
+        while (sequence := self.start_next()) is not None:
             sequence.status = SequenceStatus.DECODE
 
     def spend(self) -> None:
@@ -138,7 +144,7 @@ class Waiting:
         """What runs has a token more each, one of another tenant starts, ends, and one comes."""
         for sequence in self.scheduler.running:
             sequence.output.append(0)
-        started = self.scheduler.start_next()
+        started = self.start_next()
         assert started is not None  # noqa: S101  (else nothing is measured)
         self.scheduler.remove(started)
         self.put("other")
@@ -149,24 +155,20 @@ class Waiting:
             sequence.status = SequenceStatus.DECODE
             sequence.num_computed_tokens = sequence.num_known_tokens
         self.put("0")
-        yielding = self.scheduler.yielding()
+        yielding = self.yield_slot()
         assert yielding is not None  # noqa: S101  (else nothing is measured)
-        yielding.preempt(replay=False)
-        self.scheduler.put_back(yielding)
-        started = self.scheduler.start_next()
+        started = self.start_next()
         assert started is not None  # noqa: S101
         self.scheduler.remove(started)
-        assert self.scheduler.start_next() is yielding  # noqa: S101
+        assert self.start_next() is yielding  # noqa: S101
 
     def step(self) -> None:
         """What a step does of it: each has a token more, some are late, one may have to yield."""
         for sequence in self.scheduler.running:
             sequence.output.append(0)
         self.queue.expired(0.0)
-        self.scheduler.start_next()
-        if (yielding := self.scheduler.yielding()) is not None:
-            yielding.status = SequenceStatus.PREEMPTED
-            self.scheduler.put_back(yielding)
+        self.start_next()
+        if self.yield_slot() is not None:
             self.fill()
 
 

@@ -8,7 +8,6 @@ from fairness_workload import Job
 
 from umbel.scheduler.order import Entry, FairOrder, Policy, rank
 from umbel.scheduler.start import Slot, preemption
-from umbel.scheduler.tenants import Share
 
 
 class Order(Protocol):
@@ -153,12 +152,12 @@ class Fair:
         if self._gap is None:
             return None
         slots = [
-            Slot(job.id, self._share(str(job.tenant)), not job.left)
+            Slot(job.id, self._order.share(str(job.tenant)), not job.left)
             for job in sorted(running, key=lambda job: job.started)
         ]
         for claimant in self._order.claimants():
-            if chosen := preemption(slots, self._share(claimant), self._gap):
-                self._claimant = claimant
+            if chosen := preemption(slots, claimant, self._gap):
+                self._claimant = claimant.tenant
                 self._order.preempt(chosen.id)
                 return self._jobs[chosen.id]
         return None
@@ -167,6 +166,3 @@ class Fair:
         """Let its conversation go on."""
         self._order.end(job.id)
         del self._jobs[job.id]
-
-    def _share(self, tenant: str) -> Share:
-        return Share(tenant, self._order.service(tenant), self._order.weight(tenant))

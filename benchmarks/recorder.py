@@ -159,7 +159,7 @@ def umbel_command(recorder: Recorder) -> Callable[[], None]:
     from umbel.__main__ import main  # noqa: PLC0415  (only one of the two is there)
     from umbel.scheduler.engine import Engine  # noqa: PLC0415  (as above)
 
-    last: dict[Engine[Any, Any, Any, Any], tuple[int, int]] = {}
+    last: dict[Engine, tuple[int, int]] = {}
 
     def held() -> int:
         uses = [engine.statistics().memory for engine in last]
@@ -168,7 +168,7 @@ def umbel_command(recorder: Recorder) -> Callable[[], None]:
     def copies() -> int:
         return sum(engine.statistics().memory.paging for engine in last)
 
-    def computed(engine: Engine[Any, Any, Any, Any], _: Any) -> bool:
+    def computed(engine: Engine, _: Any) -> bool:
         now = engine.statistics()
         tokens = now.prefill_tokens, now.generation_tokens
         before = last.get(engine)

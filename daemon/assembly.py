@@ -18,19 +18,15 @@ from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
 from ..models.backends import Limits
-from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
 from ..models.load.loader import LoadedModel, LoadPhase
-from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
 from ..models.runtime import keep_freed_memory
-from ..models.step_plan import StepPlan
 from ..models.warmup import warm_up
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.kv_cache_manager import KVCacheManager
 from ..scheduler.limits import MemoryBound
 from ..scheduler.memory import MemoryPlanner
-from ..scheduler.paging import Paging
 from ..scheduler.queue import ConversationQueue
 from .config import Settings
 from .errors import StartError
@@ -60,7 +56,7 @@ class Assembly:
         pins: what users want kept.
     """
 
-    engine: Engine[SequenceCache, StepPlan, ForwardOutput, PendingToken]
+    engine: Engine
     runner: ModelRunner
     cache: PrefixCache
     governor: Governor
@@ -198,7 +194,7 @@ def _kv_cache(
     cache: PrefixCache,
     pager: Pager | None,
     pins: Pins,
-) -> KVCacheManager[SequenceCache]:
+) -> KVCacheManager:
     return KVCacheManager(
         runner,
         cache,
@@ -207,7 +203,7 @@ def _kv_cache(
         keeps=not settings.no_cache,
         longest=runner.rules.longest,
         may_capture=lambda tokens: governor.make_room(Size(*runner.profile.captured(tokens))),
-        paging=Paging(pager, pins),
+        pager=pager,
         pins=pins,
     )
 

@@ -1,32 +1,34 @@
-"""The engine: a step is schedule, plan, reserve, run, process output, sample, publish.
+"""The engine: a step is page, schedule, plan, reserve, then one call after the other, and publish.
 
 It lives on the MLX thread. A step launches its decode before it reads the tokens of the step
-before, and publishes events after that launch and at its end.
+before. A step leaves to the next one the tokens under way (`Decoder`) and a `StepSummary`.
+Questions (`Scheduler`, `MemoryPlanner`, `KVCacheManager`) return values; the engine alone acts.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic
 
 import structlog
 
+from ..cachestore.restoration import Known
 from .decoder import Decoder
 from .errors import UnavailableError
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
 from .limits import late, no_room
-from .masks import MaskPool
-from .memory import Affordable, MemoryPlanner, Shortage
-from .policy import Batch, PrefillChunk
-from .prefiller import Prefiller
+from .memory import Affordable, MemoryPlanner
+from .pace import PrefillPace
+from .policy import Batch, Call, ChunkSize
 from .queue import ConversationQueue
 from .report import EngineReport
 from .request import Event, FinishReason, Started
-from .runner import C, ModelRunner, O, P, T
+from .runner import ForwardOutput, ModelRunner, Plan
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
+from .start import Look, Ranking
 from .statistics import EngineStatistics
+from .step import Step, StepSummary
 from .thread import Pace
 from .times import Activity
 
@@ -35,26 +37,24 @@ log = structlog.get_logger()
 _STARTING = 0.1
 """Of the longest that a chunk may keep others waiting: for so long requests start in one step."""
 
+_DRIFT = 16
+"""Steps after which it is decided again which sequence yields, though no request came or went."""
+
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
 
-class Engine(Generic[C, P, O, T]):
+class Engine:
     """Works on queued sequences, one step at a time.
 
     Every sequence it takes ends in a `Finished` event, whatever happens on the way; what
     one sequence raises ends that sequence only, and what a step raises those at work.
 
     Args:
-        runner: of the model.
-        kv_cache: the cache of its state.
-        memory: says what fits.
-        queue: where sequences wait.
         publish: takes each step's events; must neither block nor raise.
         eos_ids: tokens that end an answer.
         prefill_chunk: the most prompt tokens that one step computes.
         max_batch: the most sequences that run at once.
-        max_stall: the longest that a prefill chunk may keep others from their next token, in
-            seconds.
+        max_stall: the longest that a chunk may keep others from their next token, in seconds.
         exact: prefill chunks are never cut, so that they are the same whatever else runs.
         token_bytes: see `Scheduler`.
         clock: seconds, monotonic; the one that deadlines are on.
@@ -62,9 +62,9 @@ class Engine(Generic[C, P, O, T]):
 
     def __init__(
         self,
-        runner: ModelRunner[C, P, O, T],
-        kv_cache: KVCacheManager[C],
-        memory: MemoryPlanner[C, P],
+        runner: ModelRunner,
+        kv_cache: KVCacheManager,
+        memory: MemoryPlanner,
         queue: ConversationQueue,
         publish: Publish,
         *,
@@ -79,86 +79,43 @@ class Engine(Generic[C, P, O, T]):
         self._runner = runner
         self._kv_cache = kv_cache
         self._memory = memory
-        self._scheduler = Scheduler(queue, kv_cache, memory, max_batch, token_bytes)
         self._publish = publish
         self._exact = exact
         self._clock = clock
-        self._running = self._scheduler.running
-        self._masks = MaskPool()
-        self._starting = _STARTING * max_stall
-        self._shortage = Shortage(kv_cache, memory, clock)
-        self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
-        self._totals = self._report.totals
+        self._scheduler = Scheduler(queue, kv_cache, memory, max_batch, token_bytes)
+        self._pace = PrefillPace(max_stall, prefill_chunk)
+        self._report = EngineReport(runner, kv_cache, memory, clock)
         self._lifecycle = Lifecycle(self._scheduler, kv_cache, retries=not exact)
-        self._decoder = Decoder(
-            runner, kv_cache, self._lifecycle, self._totals, eos_ids=eos_ids, clock=clock
-        )
-        self._prefiller = Prefiller(
-            runner,
-            kv_cache,
-            self._scheduler,
-            self._lifecycle,
-            self._totals,
-            most=prefill_chunk,
-            max_stall=max_stall,
-            exact=exact,
-            clock=clock,
-        )
+        self._decoder = Decoder(runner, kv_cache, self._lifecycle, eos_ids=eos_ids, clock=clock)
+        self._last = StepSummary()
 
     def step(self) -> Pace:
         """Do one step's work, and say when the next one is due."""
+        step = Step(self._last)
         try:
-            return self._step()
-        except BaseException as error:  # noqa: BLE001  (also a Rust panic)
-            return self._recover(error)
-
-    def _recover(self, error: BaseException) -> Pace:
-        """End the requests at work, as a step has failed that was for all of them."""
-        log.error("a step failed; the requests at work end", exc_info=error)
-        self._decoder.drop()
-        ended = self._lifecycle.end_all(error)
-        self._publish_events()
-        try:
-            self._record()
-            self._memory.release()
-            self._report.end_step()
-        except BaseException:
-            log.exception("memory is not counted after a step that failed")
-        return Pace.BUSY if ended else Pace.IDLE
-
-    def _step(self) -> Pace:
-        if not self._running:
-            self._report.begin_work()
-        short = self._scheduler.short or self._shortage.waits
-        reading = self._kv_cache.page(busy=bool(self._running) and not short)
-        self._shortage.begin_step()
-        self._admit()
-        step = self._afford()
-        self._report.publish()  # so that a step that hangs is seen with who hangs in it
-        if step is not None:
-            self._run(step.batch, step.plan)
-        self._record()
-        if not self._running:
-            self._decoder.drop()
-        if not self._decoder.pending:
-            self._memory.release()
-        pace = self._pace(step, reading=reading)
-        if pace is Pace.IDLE or self._lifecycle.handed_over or self._report.is_cache_due:
-            self._report.describe_cache()
-            self._lifecycle.handed_over = False
-        self._report.end_step()
-        self._publish_events()
+            pace = self._step(step)
+        except BaseException as error:  # noqa: BLE001  (also a panic in native code)
+            pace = self._recover(error, step)
+        self._last = step.summary(preempted=bool(self._scheduler.preempted))
         return pace
 
-    def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
-        if reading:
-            return Pace.BUSY
-        if step is not None and self._running:
-            return Pace.BUSY
-        if self._scheduler.idle:
-            return Pace.WAITING if self._kv_cache.unwritten else Pace.IDLE
-        waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
-        return Pace.WAITING if waits else Pace.BUSY
+    def _step(self, step: Step) -> Pace:
+        running = self._scheduler.running
+        if not running:
+            self._report.begin_work()
+        pages = self._kv_cache.paging.step(busy=bool(running) and not self._last.is_short)
+        self._end_cancelled_and_late(step)
+        self._start_waiting(step)
+        planned = self._plan(step)
+        self._report.publish(self._scheduler.at_work)  # so that a step that hangs is seen
+        if planned is not None:
+            self._compute(planned.batch, planned.plan, step)
+        self._give_back()
+        pace = self._next_pace(step, pages=pages, computed=planned is not None)
+        changed = step.cache_changed or pace is Pace.IDLE
+        self._report.end_step(self._scheduler.at_work, step.counts, cache_changed=changed)
+        self._publish_events(step)
+        return pace
 
     def close(self) -> None:
         """Give all memory back. No sequence may wait or run."""
@@ -169,152 +126,290 @@ class Engine(Generic[C, P, O, T]):
         """Read the last published statistics. Safe to call from any thread."""
         return self._report.latest
 
-    def _admit(self) -> None:
-        self._drop_ended()
-        self._start()
-        if (yielding := self._scheduler.yielding()) is not None:
-            self._yield(yielding)
-            self._start()
-        while True:
-            stuck = self._scheduler.take_stuck()
-            if stuck is None or self._shortage.awaits_disk() or self._shortage.awaits_others():
-                return
-            self._lifecycle.finish(stuck, FinishReason.ERROR, self._no_room(stuck))
-            self._start()
+    # -- who runs ----------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _end_cancelled_and_late(self, step: Step) -> None:
+        now = self._clock()
+        for sequence in self._scheduler.waiting.expired(now):
+            self._lifecycle.finish(sequence, FinishReason.ERROR, step, late(sequence))
+        for sequence in self._scheduler.at_work:
+            if sequence.cancelled:
+                self._lifecycle.finish(sequence, FinishReason.CANCELLED, step)
+            elif sequence.request.deadline <= now and sequence.wants_more:
+                self._lifecycle.finish(sequence, FinishReason.ERROR, step, late(sequence))
+
+    def _start_waiting(self, step: Step) -> None:
+        """Start all that may, have one yield to another, and end those that can never start."""
+        self._start(step)
+        if self._yield_slot(step):
+            self._start(step)
+        while (stuck := self._scheduler.take_stuck(step.selection.short)) is not None:
+            if self._awaits_disk(step) or self._awaits_others(step):
+                return
+            self._lifecycle.finish(stuck, FinishReason.ERROR, step, self._no_room(stuck))
+            self._start(step)
+
+    def _start(self, step: Step) -> None:
         """Start all who may, and beside those who decode no more than a few at a time."""
-        until = self._clock() + (self._starting if self._scheduler.decoding else math.inf)
+        most = _STARTING * self._pace.max_stall if self._scheduler.decoding else math.inf
+        until = self._clock() + most
+        if len(self._scheduler.waiting):
+            self._scheduler.charge()
         while True:
-            with self._scheduler.starting():
-                while sequence := self._scheduler.start_next():
-                    self._begin(sequence)
-                    if self._clock() >= until:
-                        return
-            if not self._prefiller.share():
+            ranking = self._scheduler.ranking()
+            while self._start_one(ranking, step):
+                if self._clock() >= until:
+                    return
+            if not self._publish_awaited(step):
                 return
 
-    def _afford(self) -> Affordable[P] | None:
-        """Plan what fits, and preempt sequences that must make room for it, the youngest first.
+    def _start_one(self, ranking: Ranking, step: Step) -> bool:
+        """Start the next sequence, and see to what those before it wait for."""
+        scheduler = self._scheduler
+        while True:
+            found = step.selection = scheduler.next_start(ranking, step.reserved_for)
+            step.reserved_for = found.reserved_for
+            self._see_to(found.waiting)
+            if found.start is None:
+                scheduler.waiting.note(found.waits)
+                return False
+            if scheduler.start(found.start, self._known(found.start)):
+                self._begin(found.start, step)
+                return True
 
-        The last of them starts anew, in a batch of its own size, where that fits.
+    def _see_to(self, looks: Iterable[Look]) -> None:
+        """Act on what sequences wait for."""
+        for sequence, waits_for, awaited in looks:
+            if awaited is not None:
+                self._kv_cache.publish_early(awaited)
+            elif waits_for is Activity.DISK:
+                self._kv_cache.paging.page_in(sequence)
+            elif sequence.times is not None:
+                sequence.times.needs = self._memory.needed(sequence), self._memory.usable
+
+    def _known(self, sequence: Sequence) -> Known:
+        """Make room for a sequence that starts alone; returns what of it is in the cache then."""
+        known = self._kv_cache.known(sequence)
+        if not self._scheduler.running and self._memory.make_room(sequence, known):
+            known = self._kv_cache.known(sequence)
+        return known
+
+    def _begin(self, sequence: Sequence, step: Step) -> None:
+        self._report.publish(self._scheduler.at_work)
+        with self._lifecycle.guard(sequence, step):
+            self._decoder.constrain(sequence)
+            self._kv_cache.begin(sequence)
+        if sequence.status is SequenceStatus.FINISHED or (lease := sequence.lease) is None:
+            return
+        sequence.status = SequenceStatus.PREFILL
+        sequence.note(Activity.PREFILL, self._clock())
+        self._record()
+        if sequence.started is None:
+            sequence.started = Started(lease.matched, lease.cached, self._clock())
+            step.emit(sequence, sequence.started)
+
+    def _publish_awaited(self, step: Step) -> bool:
+        """Publish computed state that other requests wait for; True if one may start by that."""
+        running = self._scheduler.running
+        due = [s for s in running if s.is_awaited and not s.num_left_to_share]
+        for sequence in due:
+            with self._lifecycle.guard(sequence, step):
+                self._kv_cache.prefilled(sequence)
+        return any(not sequence.is_awaited for sequence in due)
+
+    def _yield_slot(self, step: Step) -> bool:
+        """Have one sequence give its slot to another; False if none has to.
+
+        Tenants' parts change with the queue; their services drift apart slowly.
         """
-        self._record()  # what lies side by side has gaps where stored state has gone since
-        self._scheduler.weigh()
-        while self._running:
-            self._kv_cache.refresh(self._running)
-            step = self._memory.afford(
-                self._running,
-                self._prefiller.chunk_size(),
-                self._kv_cache.caches,
-            )
-            if step is not None:
-                self._shortage.end()
-                return step
-            victim = self._scheduler.victim()
-            if victim is None and self._kv_cache.give_one_up(self._running):
-                continue
-            if victim is None and self._memory.may_restart(self._running[0]):
-                victim = self._running[0]
-            if victim is None and self._shortage.awaits_disk():
-                return None
-            if victim is None and self._shortage.awaits_others():
-                victim = self._running[0]  # two models that wait for each other's would for ever
-            if victim is None:
-                alone = self._running[0]
-                self._lifecycle.finish(alone, FinishReason.ERROR, self._no_room(alone))
-            else:
-                self._preempt(victim)
-        return None
+        scheduler, changes = self._scheduler, self._scheduler.waiting.changes
+        settled = step.fair_at == changes and self._report.latest.steps % _DRIFT
+        if settled or not scheduler.may_yield(step.selection):
+            return False
+        scheduler.charge()
+        found = scheduler.next_to_yield(scheduler.ranking())
+        self._see_to(found.waiting)
+        step.fair_at = changes if found.is_fair else None
+        if found.victim is None:
+            return False
+        step.reserved_for = found.claimant
+        self._put_back(found.victim, step)
+        return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Have a sequence without state until there is room for it again."""
-        if self._leave(sequence):
-            self._scheduler.preempt(sequence)
-            self._totals.update(preemptions=1)
-            sequence.note(Activity.MEMORY, self._clock())
-            self._memory.preempted(self._running)
-
-    def _yield(self, sequence: Sequence) -> None:
-        """Have a sequence give its slot to another, and wait again."""
-        if self._leave(sequence):
+    def _put_back(self, sequence: Sequence, step: Step) -> None:
+        if self._suspend(sequence, step):
             self._scheduler.put_back(sequence)
-            # Who was cancelled while it ran is not looked for in the queue any more.
+            # One that was cancelled while it ran is not looked for in the queue any more.
             if sequence.cancelled and self._scheduler.waiting.remove(sequence.request.id):
-                self._lifecycle.finish(sequence, FinishReason.CANCELLED)
-            self._totals.update(yields=1)
+                self._lifecycle.finish(sequence, FinishReason.CANCELLED, step)
+            step.counts["yields"] += 1
 
-    def _leave(self, sequence: Sequence) -> bool:
+    def _preempt(self, sequence: Sequence, step: Step) -> None:
+        if self._suspend(sequence, step):
+            self._scheduler.preempt(sequence)
+            step.counts["preemptions"] += 1
+            sequence.note(Activity.MEMORY, self._clock())
+            self._memory.note_preemption(self._scheduler.running)
+
+    def _suspend(self, sequence: Sequence, step: Step) -> bool:
         """Leave a sequence's state to the cache; False if it has ended instead."""
-        self._decoder.process_output()
-        if sequence not in self._running:
+        self._decoder.read(step)
+        if sequence not in self._scheduler.running:
             return False  # it was complete with the token that was on its way
-        self._lifecycle.keep(sequence, trusted=True)
+        self._lifecycle.keep(sequence, step, trusted=True)
         sequence.preempt(replay=self._exact)
         self._record()
         return True
+
+    # -- what is computed --------------------------------------------------------------
+
+    def _compute(self, batch: Batch, plan: Plan, step: Step) -> None:
+        """Make the calls. Only the tokens of a lone decode are left under way."""
+        for call in batch.calls:
+            if call.end is None:
+                output = self._decoder.run(call.sequences, plan, step)
+            else:  # a chunk is waited for: neither tokens nor events are kept back
+                self._decoder.read(step)
+                self._publish_events(step)
+                output = self._prefill(call, step)
+            if output is not None:
+                self._decoder.sample(output, call.sequences, step)
+        if batch.prefill is not None or not self._overlaps:
+            self._decoder.read(step)
+        self._publish_events(step)
+        if batch.prefill is not None:
+            self._store(batch.prefill.sequences[0], step)
+
+    def _plan(self, step: Step) -> Affordable | None:
+        """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
+        running = self._scheduler.running
+        self._record()  # evictions since the last step left gaps in the batch
+        while running:
+            self._kv_cache.refresh(running)
+            size, precedence = self._chunk_size(), self._scheduler.prompt_precedence()
+            planned = self._memory.afford(running, size, self._kv_cache.caches, precedence)
+            if planned is not None:
+                step.disk_wait = None
+                return planned
+            if not self._make_way(step):
+                return None
+        return None
+
+    def _make_way(self, step: Step) -> bool:
+        """Take memory from a running sequence; False to wait for the disk.
+
+        The last one starts anew, in a batch of its own size, where that fits.
+        """
+        running = self._scheduler.running
+        victim, last = self._scheduler.victim(), running[0]
+        if victim is None and self._kv_cache.drop_one_checkpoint(running):
+            return True
+        if victim is None and self._memory.may_restart(last):
+            victim = last
+        if victim is None and self._awaits_disk(step):
+            return False
+        if victim is None and self._awaits_others(step):
+            victim = last  # two models that wait for each other's would for ever
+        if victim is None:
+            self._lifecycle.finish(last, FinishReason.ERROR, step, self._no_room(last))
+        else:
+            self._preempt(victim, step)
+        return True
+
+    def _chunk_size(self) -> ChunkSize:
+        """The length of the next chunk: fewer tokens while others decode."""
+        completing = self._runner.max_completing
+        if self._exact:
+            return ChunkSize(self._pace.limit, self._pace.limit, completing)
+        beside = len(self._scheduler.decoding)
+        return ChunkSize(self._pace.prefill_tokens(beside), completing=completing)
+
+    def _prefill(self, call: Call, step: Step) -> ForwardOutput | None:
+        """Compute a chunk, and wait until that is done. If it fails, the sequence ends.
+
+        Returns:
+            The logits that follow a prompt that is complete; else None.
+        """
+        began, sequence = self._clock(), call.sequences[0]
+        tokens = sequence.tokens[sequence.num_computed_tokens : call.end].tolist()
+        cache, output = self._kv_cache.caches[sequence], None
+        try:
+            if call.completes:
+                output = self._runner.complete(tokens, cache)
+            else:
+                self._runner.prefill(tokens, cache)
+        except BaseException as error:  # noqa: BLE001  (also a panic in native code)
+            self._lifecycle.fail(sequence, error, step)
+            return None
+        self._scheduler.advance_prompt(sequence, len(tokens))
+        step.counts["prefill_tokens"] += len(tokens)
+        if call.completes:
+            sequence.status = SequenceStatus.DECODE
+            sequence.note(Activity.DECODE, self._clock())
+        self._pace.observe(len(tokens), self._clock() - began)
+        return output
+
+    def _store(self, sequence: Sequence, step: Step) -> None:
+        """Give the cache what is due of a prompt that advanced, unless its sequence has ended."""
+        if sequence.status is not SequenceStatus.FINISHED:
+            with self._lifecycle.guard(sequence, step):
+                self._kv_cache.capture_if_due(sequence)
+                self._kv_cache.prefilled(sequence)
+
+    @property
+    def _overlaps(self) -> bool:
+        """True if the device goes on with tokens that are not read yet."""
+        return self._runner.overlaps and any(s.wants_more for s in self._scheduler.running)
+
+    # -- memory, and the end of a step -------------------------------------------------
+
+    def _awaits_disk(self, step: Step) -> bool:
+        """Return True if the disk tier is about to free memory by a write."""
+        writes = self._kv_cache.paging.writes
+        return self._kv_cache.writing and step.await_disk(self._clock(), writes)
+
+    def _awaits_others(self, step: Step) -> bool:
+        """Return True if requests of another model will free memory. Their ends are waited for."""
+        step.awaits_others = self._memory.others_busy
+        return step.awaits_others
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
         pinned = self._kv_cache.pinned_by(sequence.request.tenant)
         return no_room(self._memory.needed(sequence), self._memory.usable, pinned)
 
-    def _drop_ended(self) -> None:
-        now = self._clock()
-        for sequence in self._scheduler.waiting.expired(now):
-            self._lifecycle.finish(sequence, FinishReason.ERROR, late(sequence))
-        for sequence in (*self._running, *self._scheduler.preempted):
-            if sequence.cancelled:
-                self._lifecycle.finish(sequence, FinishReason.CANCELLED)
-            elif sequence.request.deadline <= now and sequence.wants_more:
-                self._lifecycle.finish(sequence, FinishReason.ERROR, late(sequence))
-
-    def _begin(self, sequence: Sequence) -> None:
-        self._report.publish()
-        resumes = sequence.status is SequenceStatus.PREEMPTED
-        self._lifecycle.guard(sequence, self._open)
-        if sequence.status is SequenceStatus.FINISHED:
-            return
-        sequence.status = SequenceStatus.PREFILL
-        sequence.note(Activity.PREFILL, self._clock())
-        self._record()
-        if resumes:
-            return
-        started = Started(sequence.matched, sequence.cached, self._clock())
-        self._lifecycle.emit(sequence, started)
-        self._totals.update(
-            prompt_tokens=sequence.num_prompt_tokens, prompt_tokens_cached=sequence.cached
-        )
-
-    def _open(self, sequence: Sequence) -> None:
-        grammar = sequence.request.grammar
-        if grammar is not None and sequence.constraint is None:
-            sequence.constraint = self._masks.constrain(grammar)
-        self._kv_cache.begin(sequence)
-
-    def _run(self, batch: Batch, plan: P) -> None:
-        """Launch the decode, hand out the tokens of the step before, then compute the chunk."""
-        output = self._decoder.run(batch.decode, plan)
-        if output is not None:
-            self._decoder.sample(output, batch.decode)
-        overlaps = self._runner.overlaps and any(s.wants_more for s in self._running)
-        if batch.prefill is not None or not overlaps:
-            self._decoder.process_output()  # a chunk must not keep tokens back
-        self._publish_events()
-        if batch.prefill is not None:
-            self._prefill(batch.prefill)
-
-    def _prefill(self, chunk: PrefillChunk) -> None:
-        """Compute a chunk, hand out the token that follows a complete prompt, store the state."""
-        output = self._prefiller.run(chunk)
-        if output is not None:
-            self._decoder.sample(output, (chunk.sequence,))
-            self._decoder.process_output()
-            self._publish_events()  # what is stored is packed first, which takes a while
-        self._prefiller.store(chunk.sequence)
-
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())
 
-    def _publish_events(self) -> None:
-        if events := self._lifecycle.take_events():
+    def _give_back(self) -> None:
+        """Give back what was reserved, unless tokens are under way."""
+        self._record()
+        if not self._scheduler.running:
+            self._decoder.drop()
+        if not self._decoder.pending:
+            self._memory.release()
+
+    def _next_pace(self, step: Step, *, pages: bool, computed: bool) -> Pace:
+        if pages or (computed and self._scheduler.running):
+            return Pace.BUSY
+        if self._scheduler.idle:
+            return Pace.WAITING if self._kv_cache.paging.unwritten else Pace.IDLE
+        waits = step.selection.reads or step.waits_for_memory or self._scheduler.held
+        return Pace.WAITING if waits else Pace.BUSY
+
+    def _publish_events(self, step: Step) -> None:
+        if events := step.take_events():
             self._publish(events)
+
+    def _recover(self, error: BaseException, step: Step) -> Pace:
+        """End the requests at work, as a step has failed that was for all of them."""
+        log.error("a step failed; the requests at work end", exc_info=error)
+        self._decoder.drop()
+        ended = self._lifecycle.end_all(error, step)
+        self._publish_events(step)
+        try:
+            self._record()
+            self._memory.release()
+            self._report.end_step(self._scheduler.at_work, step.counts)
+        except BaseException:
+            log.exception("memory is not counted after a step that failed")
+        return Pace.BUSY if ended else Pace.IDLE

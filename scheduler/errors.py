@@ -24,11 +24,7 @@ class ContextLengthExceededError(InvalidRequestError):
 
 
 class RetryLaterError(RequestError):
-    """The request is fine and the moment is not.
-
-    Attributes:
-        retry_after: seconds after which trying again makes sense.
-    """
+    """The request is fine and the moment is not: it may be tried again in `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)

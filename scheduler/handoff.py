@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 
 class EventChannel:
-    """One request's events, in order, for one reader on the event loop.
-
-    Attributes:
-        finished_at: when its `Finished` came, however late it is read; None before.
-        times: what the request did and waited for; None before it was queued.
-
-    Args:
-        limit: the most events that may wait for the reader.
-        clock: the engine's, in seconds.
-    """
+    """One request's events, in order, for one reader on the event loop: `limit` may wait for it."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        # when its `Finished` came, however late it is read; None before
         self.finished_at: float | None = None
+        # what the request did and waited for; None before it was queued
         self.times: Times | None = None
         self._limit = limit
         self._clock = clock
@@ -59,14 +52,7 @@ class EventChannel:
 class Handoff:
     """The crossing. Its methods belong to the event loop, but for `publish`.
 
-    Attributes:
-        clock: the engine's, in seconds.
-
-    Args:
-        queue: where admitted requests wait for the engine.
-        wake: tells the MLX thread that something waits.
-        channel_limit: the most events that may wait for one reader.
-        clock: tells the time, as the engine's does.
+    `wake` tells the MLX thread that something waits; `channel_limit` is of each `EventChannel`.
     """
 
     def __init__(
@@ -77,7 +63,7 @@ class Handoff:
         channel_limit: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clock = clock
+        self.clock = clock  # the engine's, in seconds
         self._queue = queue
         self._wake = wake
         self._channel_limit = channel_limit

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Generic, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
 from ..cachestore.node import Tokens, common_length
+from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
-from ..cachestore.state import Checkpoint, Span
+from ..cachestore.state import Span
 from ..cachestore.tries import CacheStatistics, Namespace
 from .paging import Paging
-from .runner import C, K, Opener, S
-from .sequence import Sequence, SequenceStatus
+from .runner import Opener, State
+from .sequence import Sequence
 from .start import Awaited
 
 _WORTH_WAITING = 32
@@ -23,31 +23,25 @@ _OWN = 2
 """Checkpoints of its own that a request is left with, however many others wait for it."""
 
 
-class KVCacheManager(Generic[C]):
+class KVCacheManager:
     """Gives sequences what the cache has for them, and takes what they computed.
 
-    Attributes:
-        caches: the model's state of each sequence that runs.
+    If the cache has a grid, only prefill's whole chunks of it are shared: what they hold does
+    not depend on where a prompt goes on, nor on what decoding adds.
 
     Args:
-        opener: the model.
-        cache: of the model's state.
-        fingerprint: of the model.
         interval: distance of the checkpoint grid in prompts, in tokens.
         keeps: without it nothing is captured or kept.
         longest: tokens of a prompt's state that are published as a span before the prompt is
             complete: what is packed is copied, and copies must be short.
-        may_capture: whether there is memory for a checkpoint after so many tokens.
-        paging: to and from the disk.
+        may_capture: says that there is memory for a checkpoint after so many tokens.
+        pager: of the cache, if there is a disk tier.
         pins: told which tokens conversations have come to.
-
-    If the cache has a grid, only prefill's whole chunks of it are shared: what they hold does
-    not depend on where a prompt goes on, nor on what decoding adds.
     """
 
     def __init__(
         self,
-        opener: Opener[C, S, K],
+        opener: Opener,
         cache: PrefixCache,
         *,
         fingerprint: str,
@@ -55,19 +49,18 @@ class KVCacheManager(Generic[C]):
         keeps: bool = True,
         longest: int = 1 << 62,
         may_capture: Callable[[int], bool] = lambda _: True,
-        paging: Paging | None = None,
+        pager: Pager | None = None,
         pins: Pins | None = None,
     ) -> None:
-        self.caches: dict[Sequence, C] = {}
-        # The cache gives back what it got, and that is this model's.
-        self._opener = cast("Opener[C, Span, Checkpoint]", opener)
+        self.caches: dict[Sequence, State] = {}  # the model's state of each sequence that runs
+        self.paging = Paging(fingerprint, pager, pins)  # to and from the disk
+        self._opener = opener
         self._cache = cache
         self._fingerprint = fingerprint
         self._interval = interval
         self._keeps = keeps
         self._longest = longest
         self._may_capture = may_capture
-        self._paging = paging
         self._pins = pins
         self._splits = cache.tries.splits
         self._captures = self._keeps and cache.layout.checkpoints
@@ -76,14 +69,11 @@ class KVCacheManager(Generic[C]):
     def begin(self, sequence: Sequence) -> None:
         """Lease what is known of the prompt, restore it, and plan the checkpoints."""
         request = sequence.request
-        lease = self._cache.begin(self._namespace(sequence), sequence.tokens)
-        sequence.lease = lease
+        lease = sequence.lease = self._cache.begin(self._namespace(sequence), sequence.tokens)
         self.caches[sequence] = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
-        sequence.num_computed_tokens = sequence.frontier = lease.cached
+        sequence.num_computed_tokens = sequence.prefill.frontier = lease.cached
         if lease.checkpoint is not None:
-            sequence.num_restored_bytes += lease.checkpoint.nbytes
-        if sequence.status is SequenceStatus.WAITING:
-            sequence.matched, sequence.cached = lease.matched, lease.cached
+            sequence.bill.restored_bytes += lease.checkpoint.nbytes
         if self._captures:
             boundaries = prompt_offsets(
                 lease.total,
@@ -93,7 +83,7 @@ class KVCacheManager(Generic[C]):
                 interval=self._interval,
                 kept=lease.checkpoints_kept,
             )
-            sequence.chunk_boundaries = on_grid(boundaries, self._grid, after=lease.cached)
+            sequence.prefill.boundaries = on_grid(boundaries, self._grid, after=lease.cached)
 
     def awaited(self, sequence: Sequence, running: Iterable[Sequence]) -> Awaited | None:
         """Return the beginning of a prompt that another's prefill is about to bring.
@@ -116,18 +106,21 @@ class KVCacheManager(Generic[C]):
     def publish_early(self, awaited: Awaited) -> None:
         """Ask a running sequence to publish a common prefix before its prompt is complete.
 
-        If several sequences wait for it, the shortest common prefix is published first.
+        If several sequences wait for it, the shortest common prefix is published first. A
+        checkpoint is taken there, if the model's state needs one.
         """
         publisher, shared = awaited
-        if not publisher.is_awaited or shared <= publisher.num_awaited:
-            publisher.num_awaited = shared
-            self._take_at(publisher, shared)
+        prefill = publisher.prefill
+        if publisher.is_awaited and shared > prefill.awaited:
+            return
+        prefill.awaited = shared
+        ahead = shared > publisher.num_computed_tokens
+        if self._captures and ahead and prefill.boundaries.get(shared) not in SHARED:
+            boundaries = prefill.boundaries | {shared: Reason.JUNCTION}
+            prefill.boundaries = dict(sorted(boundaries.items()))
 
     def _shared(self, other: Sequence, sequence: Sequence) -> int:
-        """How many tokens of a prompt another's prefill can give to the cache.
-
-        Where states resume at checkpoints only, those before one that others can have.
-        """
+        """Tokens of a prompt that another's prefill can publish: to a checkpoint if need be."""
         # Only whole tokens before the last are restored of a checkpoint, or of a grid.
         wanted = sequence.tokens[:-1] if self._captures or self._grid > 1 else sequence.tokens
         common = common_length(other.tokens, wanted) // self._grid * self._grid
@@ -137,7 +130,7 @@ class KVCacheManager(Generic[C]):
         taken = [(item.checkpoint.offset, item.reason) for item in lease.captured]
         due = [
             (offset, reason)
-            for offset, reason in other.chunk_boundaries.items()
+            for offset, reason in other.prefill.boundaries.items()
             if offset > computed
         ]
         offsets = [at for at, reason in taken + due if reason in SHARED and at <= common]
@@ -145,57 +138,21 @@ class KVCacheManager(Generic[C]):
         spares = common > computed and common - shared >= _WORTH_WAITING
         return common if spares and lease.checkpoints_kept > _OWN else shared
 
-    def _take_at(self, other: Sequence, offset: int) -> None:
-        """Have a checkpoint taken where a prefill is to be shared, if it can and must be."""
-        ahead = offset > other.num_computed_tokens
-        if self._captures and ahead and other.chunk_boundaries.get(offset) not in SHARED:
-            other.chunk_boundaries = dict(
-                sorted((other.chunk_boundaries | {offset: Reason.JUNCTION}).items())
-            )
-
     def is_on_disk(self, sequence: Sequence) -> bool:
         """Return True if a sequence shall wait for state that is read from disk."""
-        return self._paging is not None and self._paging.is_on_disk(
-            sequence, self._namespace(sequence)
-        )
-
-    def page_in(self, sequence: Sequence) -> bool:
-        """Have state of a sequence's tokens read from disk; return True to wait for it."""
-        return self._paging is not None and self._paging.wait_for(
-            sequence, self._namespace(sequence)
-        )
-
-    def page(self, *, busy: bool) -> bool:
-        """Move state to and from the disk; see `Paging.step`."""
-        return self._paging is not None and self._paging.step(busy=busy)
-
-    @property
-    def unwritten(self) -> bool:
-        """True if state is dirty and no write is under way."""
-        return self._paging is not None and self._paging.unwritten
-
-    @property
-    def writing(self) -> bool:
-        """Whether state is being written to disk, and can therefore not be evicted yet."""
-        writes = self._paging is not None and self._paging.writing
-        return writes and self._cache.tries.writing
-
-    @property
-    def writes(self) -> int:
-        """States that were written to disk."""
-        return 0 if self._paging is None else self._paging.writes
+        return self.paging.is_on_disk(sequence)
 
     def pinned_by(self, tenant: str) -> int:
-        """Bytes of memory that a tenant's pins hold."""
+        """Return the bytes of memory that a tenant's pins hold."""
         return 0 if self._pins is None else self._pins.held_by(tenant)
 
     @property
-    def page_ins(self) -> int:
-        """States that were read back from disk."""
-        return 0 if self._paging is None else self._paging.page_ins
+    def writing(self) -> bool:
+        """True if state is being written to disk, and can therefore not be evicted yet."""
+        return self.paging.writing and self._cache.tries.writing
 
     def refresh(self, running: Iterable[Sequence]) -> None:
-        """Have sequences read spans that were cut under them where they lie now."""
+        """Have sequences read spans that were split since where they lie now."""
         if self._cache.tries.splits == self._splits:
             return
         self._splits = self._cache.tries.splits
@@ -215,7 +172,7 @@ class KVCacheManager(Generic[C]):
         offset = sequence.num_computed_tokens
         ends = offset == len(sequence.tokens) // self._grid * self._grid
         full = self.caches[sequence].suffix_length >= self._longest
-        awaited = sequence.is_awaited and sequence.num_awaited <= offset
+        awaited = sequence.is_awaited and sequence.prefill.awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
             return
         tokens = sequence.computed
@@ -225,20 +182,21 @@ class KVCacheManager(Generic[C]):
     def capture_if_due(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
         offset = sequence.num_computed_tokens
-        reason = sequence.chunk_boundaries.get(offset)
+        prefill = sequence.prefill
+        reason = prefill.boundaries.get(offset)
         if reason is not None:
-            sequence.frontier = offset
+            prefill.frontier = offset
             self._capture(sequence, reason)
         elif (
             self._captures
             and self._grid == 1
-            and decode_due(offset - max(sequence.frontier, sequence.num_prompt_tokens - 1))
+            and decode_due(offset - max(prefill.frontier, sequence.num_prompt_tokens - 1))
         ):
             self._capture(sequence, Reason.DECODE)
 
     @staticmethod
-    def give_one_up(running: Iterable[Sequence]) -> bool:
-        """Do without a checkpoint of somebody who runs; False if none has one."""
+    def drop_one_checkpoint(running: Iterable[Sequence]) -> bool:
+        """Do without a checkpoint of a running sequence; False if none has one."""
         return any(s.lease is not None and s.lease.give_one_up() for s in running)
 
     def end(self, sequence: Sequence, *, keep: bool) -> None:
@@ -266,7 +224,7 @@ class KVCacheManager(Generic[C]):
             return
         offset = sequence.num_computed_tokens
         taken = any(item.checkpoint.offset == offset for item in lease.captured)
-        if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:
+        if self._captures and offset - sequence.prefill.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
         lease.close(tokens, self._publish_but_last(sequence, lease, tokens))
 

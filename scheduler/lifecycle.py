@@ -1,70 +1,54 @@
 """How a sequence ends: its events, its state, and what a fault costs."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from contextlib import ExitStack
-from typing import Generic
+from contextlib import ExitStack, contextmanager
 
 import structlog
 
 from .errors import ComputationError, RequestError
 from .kv_cache_manager import KVCacheManager
-from .request import Event, Finished, FinishReason
-from .runner import C
+from .request import Finished, FinishReason
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
+from .step import Step
 
 _RETRIES = 2
 
 log = structlog.get_logger()
 
 
-class Lifecycle(Generic[C]):
-    """Ends sequences, each with one `Finished`, and collects the events of a step.
+class Lifecycle:
+    """Ends sequences, each with one `Finished`.
 
-    Attributes:
-        handed_over: state went to the cache since this was last set to False.
-
-    Args:
-        scheduler: holds those that have not ended.
-        kv_cache: takes their state.
-        retries: sequences may start again with what they have answered as a part of their prompt.
+    With `retries` they may start again with their answer so far as a part of their prompt.
     """
 
-    def __init__(self, scheduler: Scheduler, kv_cache: KVCacheManager[C], *, retries: bool) -> None:
+    def __init__(self, scheduler: Scheduler, kv_cache: KVCacheManager, *, retries: bool) -> None:
         self._scheduler = scheduler
         self._kv_cache = kv_cache
         self._retries = retries
-        self._events: list[tuple[Sequence, Event]] = []
-        self.handed_over = True
 
-    def emit(self, sequence: Sequence, event: Event) -> None:
-        """Have an event published with the others of its step."""
-        self._events.append((sequence, event))
-
-    def take_events(self) -> list[tuple[Sequence, Event]]:
-        """The events since the last call."""
-        events, self._events = self._events, []
-        return events
-
-    def guard(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:
-        """Do something for one sequence; a fault ends that sequence only."""
+    @contextmanager
+    def guard(self, sequence: Sequence, step: Step) -> Iterator[None]:
+        """Do something for one sequence; a fault in the block ends that sequence only."""
         try:
-            work(sequence)
-        except BaseException as error:  # noqa: BLE001  (as said, also a Rust panic)
-            self.fail(sequence, error)
+            yield
+        except BaseException as error:  # noqa: BLE001  (also a panic in native code)
+            self.fail(sequence, error, step)
 
-    def fail(self, sequence: Sequence, error: BaseException) -> None:
-        """End a sequence whose computation failed."""
+    def fail(self, sequence: Sequence, error: BaseException, step: Step) -> None:
+        """End a sequence whose computation failed, unless the token before has ended it."""
         ended = sequence.status is SequenceStatus.FINISHED
         if not ended:
             log.error("request failed", request=sequence.request.id, exc_info=error)
         error.__traceback__ = None  # its frames hold the state that is freed now
-        if ended:
-            return  # by the token before: the step that failed was not needed
-        self.finish(sequence, FinishReason.ERROR, _failed(error))
+        if not ended:
+            text = f"the request failed while it was computed: {type(error).__name__}: {error}"
+            self.finish(sequence, FinishReason.ERROR, step, ComputationError(text))
 
-    def retry_apart(self, sequences: Items[Sequence], error: BaseException) -> None:
+    def retry_apart(self, sequences: Items[Sequence], error: BaseException, step: Step) -> None:
         """Restart sequences whose call failed for several together, and whose state is lost.
 
         Each one's prompt and answer so far are then computed in a call of its own, which gives
@@ -74,53 +58,59 @@ class Lifecycle(Generic[C]):
         failed = [s for s in self._scheduler.running if s in sequences]
         if failed:
             log.warning("the call of several sequences failed", exc_info=error)
-        retried = [s for s in failed if self._retries and s.num_retries < _RETRIES]
-        if len(failed) == 1:
-            retried = []
+        several = self._retries and len(failed) > 1
+        retried = [s for s in failed if several and s.num_retries < _RETRIES]
         for sequence in failed:
             if sequence not in retried:
-                self.fail(sequence, error)
+                self.fail(sequence, error, step)
         error.__traceback__ = None  # as in `fail`
         for sequence in reversed(retried):  # the oldest resumes first
             sequence.num_retries += 1
             self._scheduler.preempt(sequence)
-            self.keep(sequence, trusted=False)
+            self.keep(sequence, step, trusted=False)
             sequence.preempt(replay=False)
 
-    def end_all(self, error: BaseException) -> bool:
-        """End all that a step is for, which failed; False if there is nothing to end.
+    def end_all(self, error: BaseException, step: Step) -> bool:
+        """End all sequences that a failed step was for; False if there are none.
 
-        Each sequence ends whatever the end of another raises. A fault in an end is logged once.
+        Those are the ones at work, or if none is, those that wait. Each ends whatever the end of
+        another raises. A fault in an end is logged once.
         """
-        sequences = self._scheduler.at_work()
+        scheduler = self._scheduler
+        sequences = scheduler.at_work or scheduler.waiting.expired(math.inf)
         for sequence in sequences:
             try:
                 with ExitStack() as parts:  # the last one first, each whatever the others raise
                     parts.callback(self._scheduler.waiting.release, sequence)
                     parts.callback(self._scheduler.forget, sequence)
-                    parts.callback(self.fail, sequence, error)
+                    parts.callback(self.fail, sequence, error, step)
             except BaseException as fault:
                 log.exception("request not ended in order", request=sequence.request.id)
                 fault.__traceback__ = None  # as in `fail`
         return bool(sequences)
 
     def finish(
-        self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        step: Step,
+        error: RequestError | None = None,
     ) -> None:
         """End a sequence: free what it holds, let its conversation go on, publish the end.
 
         Each part is done, whatever the others raise.
         """
         with ExitStack() as parts:  # the last one first
-            parts.callback(self._end, sequence, Finished(reason, error))
+            parts.callback(step.emit, sequence, Finished(reason, error))
+            parts.callback(setattr, sequence, "status", SequenceStatus.FINISHED)
             if sequence in self._scheduler:
                 trusted = not isinstance(error, ComputationError)
-                parts.callback(self.keep, sequence, trusted=trusted)
+                parts.callback(self.keep, sequence, step, trusted=trusted)
                 parts.callback(self._scheduler.remove, sequence)
 
-    def keep(self, sequence: Sequence, *, trusted: bool) -> None:
+    def keep(self, sequence: Sequence, step: Step, *, trusted: bool) -> None:
         """Hand the sequence's state to the cache. A fault there costs the state only."""
-        self.handed_over = True
+        step.cache_changed = True
         try:
             with ExitStack() as released:  # a no-op after a hand-over that went well
                 released.callback(self._kv_cache.end, sequence, keep=False)
@@ -129,12 +119,3 @@ class Lifecycle(Generic[C]):
             # The answer is complete and must arrive, also after a panic in native code.
             log.exception("state not kept", request=sequence.request.id)
             error.__traceback__ = None  # as in `fail`
-
-    def _end(self, sequence: Sequence, end: Finished) -> None:
-        sequence.status = SequenceStatus.FINISHED
-        self.emit(sequence, end)
-
-
-def _failed(error: BaseException) -> ComputationError:
-    text = f"the request failed while it was computed: {type(error).__name__}: {error}"
-    return ComputationError(text)

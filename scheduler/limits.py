@@ -21,11 +21,8 @@ _TIMES_FREE = 8
 """How many times as many requests of a tenant may wait as places are free; see `check_waiting`.
 
 Where k tenants send without end, 1 of 1 + 8 k places stays free: one has 8/9 of them, two have
-16/17 together. A larger power of two would leave few places beside one tenant, 1/17 for 16. A
-smaller one would refuse a tenant where there is much room, at 2/3 for 2, and those who send little
-need few places, as their requests start soon. The first to come has 8/9 at once, the next one 8/9
-of what is left, and so on, until enough of the first have started. A tenant with fewer than 8
-requests that wait may have every place there is.
+16/17 together. A larger factor would leave few places beside one tenant; a smaller one would
+refuse a tenant where there is much room. A tenant with fewer than 8 that wait may have every place.
 """
 
 
@@ -36,7 +33,7 @@ def check_room(use: TenantUse, limit: int, now: float) -> None:
         QueueFullError: it is so.
     """
     if use.waiting >= limit:
-        seconds = use.drained.of_all.next_place_in(now, RETRY_AFTER)
+        seconds = use.drained.next_place_in(now, RETRY_AFTER)
         message = f"{limit} requests are waiting already; try again later"
         raise QueueFullError(message, retry_after=seconds)
 
@@ -52,8 +49,8 @@ def check_waiting(
     6(2), 1998). A tenant with nothing waiting is let in if a place is free.
 
     Args:
-        use: what waits already, for any model.
-        tenant: whose request it is.
+        use: requests that wait already, for any model.
+        tenant: of the request.
         limit: the most requests that may wait, of all tenants.
         now: the present time, in seconds.
         placed: it had a place among those that wait until now, and keeps it though it may be more
@@ -64,32 +61,22 @@ def check_waiting(
     """
     use.meet(tenant)
     check_room(use, limit, now)
-    most = use.agreed(tenant).waiting
-    if most is not None and use.waiting_of(tenant) >= most:
+    most, own, free = use.agreed(tenant).waiting, use.waiting_of(tenant), limit - use.waiting
+    if most is not None and own >= most:
         message = f"{most} requests of tenant {tenant} are waiting already; try again later"
-        raise _own_full(use, tenant, message, now)
-    own, free = use.waiting_of(tenant), limit - use.waiting
-    if use.shared and not placed and own >= _TIMES_FREE * free:
+    elif use.shared and not placed and own >= _TIMES_FREE * free:
         message = (
             f"{own} requests of tenant {tenant} are waiting already, and the places that are left "
             "are for other tenants; try again later, or send fewer at a time"
         )
-        raise _own_full(use, tenant, message, now)
-
-
-def _own_full(use: TenantUse, tenant: str, message: str, now: float) -> QueueFullError:
-    """Make the error of a request that waits for others of its tenant to start."""
-    seconds = use.drained.of(tenant).next_place_in(now, RETRY_AFTER)
-    return QueueFullError(message, retry_after=seconds)
+    else:
+        return
+    seconds = use.drained.next_place_in(now, RETRY_AFTER, tenant)
+    raise QueueFullError(message, retry_after=seconds)
 
 
 def check_tokens(use: TenantUse, tenant: str, now: float) -> None:
-    """Refuse a request whose tenant has no tokens left.
-
-    Args:
-        use: what is spent already, with any model.
-        tenant: whose request it is.
-        now: the present time, in seconds.
+    """Refuse a request whose tenant has no tokens left, with any model.
 
     Raises:
         QuotaSpentError: its tenant has spent its tokens of this minute.
@@ -108,7 +95,7 @@ def no_room(needed: int, usable: int, pinned: int) -> UnavailableError:
     Args:
         needed: bytes that it takes to start.
         usable: bytes that may be held.
-        pinned: those of them that pins of its tenant hold; of others' it hears nothing.
+        pinned: those of them that pins of its tenant hold; other tenants' are not told.
     """
     return UnavailableError(
         f"memory is short: the request needs {needed} bytes of {usable} that may be used at present"
@@ -126,15 +113,10 @@ def late(sequence: Sequence) -> DeadlineExceededError:
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """Why a context is shorter than the model's.
+    """Why a context is shorter than the model's."""
 
-    Attributes:
-        usable: bytes that the state of a request may take.
-        needed: says how many a request of so many tokens takes, alone.
-    """
-
-    usable: int
-    needed: Callable[[int], int]
+    usable: int  # bytes that the state of a request may take
+    needed: Callable[[int], int]  # says how many a request of so many tokens takes, alone
 
 
 class Admission:

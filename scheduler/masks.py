@@ -11,10 +11,7 @@ _PATIENCE = 10.0
 
 
 class MaskPool:
-    """Threads that follow grammars while the MLX thread, or the device, computes a step.
-
-    It has at most one mask to compute for each sequence that runs.
-    """
+    """Threads that follow grammars while a step is computed: one mask for each running sequence."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
@@ -25,12 +22,7 @@ class MaskPool:
 
 
 class Constraint:
-    """Where one answer stands in its grammar. Belongs to the MLX thread.
-
-    Args:
-        matcher: at the answer's beginning. It is used on one thread at a time.
-        threads: where it is followed.
-    """
+    """An answer's place in its grammar. Belongs to the MLX thread."""
 
     def __init__(self, matcher: Matcher, threads: ThreadPoolExecutor) -> None:
         self._matcher = matcher
@@ -39,13 +31,9 @@ class Constraint:
 
     @property
     def mask(self) -> "Mask | None":
-        """The tokens that the next one is chosen from; None where nothing but the end can follow.
+        """The tokens that the next one is chosen from; None if only the end can follow.
 
-        Waits for it.
-
-        Raises:
-            TimeoutError: it took too long.
-            MatcherError: it cannot be found.
+        Waits for it. Raises `TimeoutError`, or `MatcherError` if it cannot be found.
         """
         try:
             return self._next.result(_PATIENCE)
@@ -57,11 +45,7 @@ class Constraint:
         return bool(wait([self._next], timeout).done)
 
     def take(self, token: int, *, ends: bool) -> None:
-        """Go on behind a token, and begin the mask of the one after it.
-
-        Args:
-            token: that was chosen with the last mask.
-            ends: whether it is no part of the answer, but its end.
+        """Go on behind a token, and begin the next mask, unless the token `ends` the answer.
 
         Raises:
             MatcherError: it is not allowed: the model gave no probability to any that is.

@@ -1,61 +1,42 @@
 """Which step memory allows: plans, prices and reserves it; the engine's side of the governor."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
-from typing import Any, Generic, NamedTuple
+from typing import NamedTuple
 
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
-from .kv_cache_manager import KVCacheManager
-from .policy import Batch, ChunkSize, plan
-from .runner import C, P, StepPlanner
+from .policy import NO_PRECEDENCE, Batch, ChunkSize, plan
+from .runner import Plan, State, StepPlanner
 from .sequence import Sequence
 from .statistics import MemoryUse
 
 _LEAST_CHUNK = 16
 """Tokens; chunks are not cut further, because what a chunk takes of its own stays."""
 
-_DISK_PATIENCE = 10.0
-"""Seconds without a write for which a request waits for memory that holds what is being written."""
-
 _GROWTH = 256
 """Tokens of its answer for which each running sequence must have room when another starts."""
 
 
-class Affordable(NamedTuple, Generic[P]):
-    """A step for which memory is reserved.
-
-    Attributes:
-        batch: whom it computes for.
-        plan: how.
-    """
+class Affordable(NamedTuple):
+    """A step for which memory is reserved: its calls, and the model's plan of them."""
 
     batch: Batch
-    plan: P
+    plan: Plan
 
 
 class _Full(NamedTuple):
-    """The batch and the spare memory after a preemption.
-
-    Attributes:
-        running: how many went on.
-        spare: bytes that nobody held, or that no lease retained.
-    """
+    """After a preemption: the sequences that went on, and bytes that no lease retained."""
 
     running: int
     spare: int
 
 
-class MemoryPlanner(Generic[C, P]):
-    """Prices what sequences and steps take, and asks the governor for it.
+class MemoryPlanner:
+    """Prices what sequences and steps take, and asks the governor for it."""
 
-    Args:
-        governor: of all model state.
-        runner: of the model; it plans.
-    """
-
-    def __init__(self, governor: Governor, runner: StepPlanner[C, P]) -> None:
+    def __init__(self, governor: Governor, runner: StepPlanner) -> None:
         self._governor = governor
         self._runner = runner
         self._held = governor.ledger.account(Kind.TAIL)
@@ -82,7 +63,7 @@ class MemoryPlanner(Generic[C, P]):
         """True if requests of another model are at work, which will give memory back."""
         return self._governor.others_busy
 
-    def record(self, caches: Collection[C]) -> None:
+    def record(self, caches: Collection[State]) -> None:
         """Record in the ledger what running sequences have of their own by now."""
         self._governor.note(busy=bool(caches))
         self._held.set(Size(*self._runner.held_by(caches)))
@@ -93,14 +74,8 @@ class MemoryPlanner(Generic[C, P]):
         They all must be able to go on until this one's first tokens are there. If none runs, it
         starts if its worst case fits, even if known state of it must be evicted first, which
         `make_room` does: a lease on that can take more than it spares. Beside as many as went on
-        when one was preempted none starts before there is more to spare: entering their batch takes
-        more than this estimate, and a sequence that is preempted at once has cost them time for
-        nothing.
-
-        Args:
-            sequence: that would start.
-            known: what of it is in memory already, and cannot be evicted under it.
-            running: the others.
+        after a preemption none starts before there is more to spare: entering their batch takes
+        more than this estimate, and a sequence that is preempted at once has cost time for nothing.
         """
         if running and self._is_full(running):
             return False
@@ -111,8 +86,7 @@ class MemoryPlanner(Generic[C, P]):
     def make_room(self, sequence: Sequence, known: Known) -> bool:
         """Evict known state of an admitted sequence if only its worst case fits. None may run.
 
-        Returns:
-            True if less of it may be known now.
+        Returns True if less of it may be known now.
         """
         if self._governor.fits(self._beside(sequence, known, ())):
             return False
@@ -125,8 +99,8 @@ class MemoryPlanner(Generic[C, P]):
             need += self._growth(other)
         return need
 
-    def preempted(self, running: Items[Sequence]) -> None:
-        """Note that these did not fit beside one more, which holds nothing any more."""
+    def note_preemption(self, running: Items[Sequence]) -> None:
+        """Remember that only these sequences fit."""
         self._full = _Full(len(running), self._governor.spare)
 
     def _is_full(self, running: Items[Sequence]) -> bool:
@@ -152,32 +126,28 @@ class MemoryPlanner(Generic[C, P]):
         self,
         running: Items[Sequence],
         size: ChunkSize,
-        caches: Mapping[Sequence, C],
-    ) -> Affordable[P] | None:
-        """Plan a step that fits, and reserve what it takes.
+        caches: Mapping[Sequence, State],
+        precedence: Mapping[str, float] = NO_PRECEDENCE,
+    ) -> Affordable | None:
+        """Plan a step that fits, and reserve what it takes; see `plan`.
 
-        Copies that the step can do without are left out first. Then prefill chunks are cut as far
-        as need be, and held. Those on a grid are held at once.
-
-        Args:
-            running: all that run.
-            size: of chunks.
-            caches: their state.
+        Copies that the step can do without are left out first. Then the prefill chunk is cut as far
+        as need be, and held. On a grid it is held at once.
 
         Returns:
-            None where not even a decode fits: a sequence must be preempted.
+            None if not even a decode fits: a sequence must be preempted.
         """
-        batch = plan(running, size)
+        batch = plan(running, size, precedence)
         while (planned := self._reserved(batch, caches)) is None:
             if batch.prefill is None:
                 return None
             size = size.halved()
             if size.grid > 1 or size.most < _LEAST_CHUNK:
-                batch = Batch(None, batch.decode)  # prompts that are held do not come
-                if batch.empty:
+                batch = Batch(batch.decode)  # prompts that are held do not come
+                if not batch.calls:
                     return None
             else:
-                batch = plan(running, size)
+                batch = plan(running, size, precedence)
         return Affordable(batch, planned)
 
     def release(self) -> None:
@@ -189,11 +159,11 @@ class MemoryPlanner(Generic[C, P]):
         self._held.close()
         self._governor.close()
 
-    def _reserved(self, batch: Batch, caches: Mapping[Sequence, C]) -> P | None:
+    def _reserved(self, batch: Batch, caches: Mapping[Sequence, State]) -> Plan | None:
         """Plan a batch's step, and reserve what it takes; None where that does not fit."""
-        decode = [caches[sequence] for sequence in batch.decode]
+        decode = [] if batch.decode is None else [caches[s] for s in batch.decode.sequences]
         chunk = batch.prefill
-        prefill = None if chunk is None else (caches[chunk.sequence], chunk.tokens)
+        prefill = None if chunk is None else (caches[chunk.sequences[0]], chunk.tokens)
         completes = chunk is not None and chunk.completes
         costs = []
         ways = [(batch.coming, True), (0, True), (0, False)]
@@ -216,56 +186,3 @@ class MemoryPlanner(Generic[C, P]):
 
     def _growth(self, sequence: Sequence) -> Size:
         return Size(self._runner.profile.kept(sequence.num_left_to_prefill + _GROWTH))
-
-
-class Shortage:
-    """Says whether what lacks memory waits for it. Belongs to the MLX thread.
-
-    Args:
-        kv_cache: whose state the disk tier writes.
-        memory: knows of other models' requests.
-        clock: seconds, monotonic.
-    """
-
-    def __init__(
-        self,
-        kv_cache: KVCacheManager[Any],
-        memory: MemoryPlanner[Any, Any],
-        clock: Callable[[], float],
-    ) -> None:
-        self._kv_cache = kv_cache
-        self._memory = memory
-        self._clock = clock
-        self._disk_since: float | None = None
-        self._writes = 0  # when it began to wait for the disk, or that last answered
-        self._others = False
-
-    @property
-    def waits(self) -> bool:
-        """True if something waits for memory."""
-        return self._disk_since is not None or self._others
-
-    def begin_step(self) -> None:
-        """Forget whether other models' requests are at work: ask in this step."""
-        self._others = False
-
-    def end(self) -> None:
-        """There was memory for a step."""
-        self._disk_since = None
-
-    def awaits_others(self) -> bool:
-        """Return True if requests of another model will free memory. Their ends are waited for."""
-        self._others = self._memory.others_busy
-        return self._others
-
-    def awaits_disk(self) -> bool:
-        """Return True if the disk tier is about to free memory by a write.
-
-        A disk that does not answer is not waited for.
-        """
-        if not self._kv_cache.writing:
-            return False
-        now, writes = self._clock(), self._kv_cache.writes
-        if self._disk_since is None or writes != self._writes:
-            self._disk_since, self._writes = now, writes
-        return now - self._disk_since < _DISK_PATIENCE

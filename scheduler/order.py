@@ -31,7 +31,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
+
+from .tenants import Share
 
 _REMEMBERED = 1024
 """Tenants without requests whose service is kept. A forgotten one loses its service above the
@@ -47,48 +50,30 @@ class Priority(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A request's place in the order.
+    """A request's place in the order."""
 
-    Attributes:
-        id: unique among all that wait or run.
-        tenant: charged for it.
-        conversation: its unit, within which it keeps its place; a name of this tenant.
-        priority: of the request.
-        parallel: how many requests of its unit may run when it starts, itself included.
-    """
-
-    id: str
-    tenant: str
-    conversation: str
-    priority: Priority = Priority.INTERACTIVE
-    parallel: int = 1
+    id: str  # unique among all that wait or run
+    tenant: str  # charged for it
+    conversation: str  # its unit, within which it keeps its place; a name of this tenant
+    priority: Priority = Priority.INTERACTIVE  # of the request
+    parallel: int = 1  # how many requests of its unit may run when it starts, itself included
 
 
 class Candidate(NamedTuple):
-    """A request that may start now.
+    """A request that may start now."""
 
-    Attributes:
-        entry: the request.
-        due: it is its tenant's oldest, and was passed over as often as it may be.
-    """
-
-    entry: Entry
-    due: bool = False
+    entry: Entry  # the request
+    due: bool = False  # it is its tenant's oldest, and was passed over as often as it may be
 
 
 class Policy(NamedTuple):
-    """The order's constants.
+    """The order's constants."""
 
-    Attributes:
-        quantum: tokens per weight by which a tenant may be ahead of the least served one. More of
-            it finds longer prefixes, less of it keeps tenants closer together.
-        patience: one of so many requests that a tenant starts is its oldest; at least 1.
-        looks: the most requests whose cached prefix a decision asks for.
-    """
-
+    # tokens per weight by which a tenant may be ahead of the least served one. More of it finds
+    # longer prefixes, less of it keeps tenants closer together
     quantum: float = 4096
-    patience: int = 16
-    looks: int = 64
+    patience: int = 16  # one of so many requests that a tenant starts is its oldest; at least 1
+    looks: int = 64  # the most requests whose cached prefix a decision asks for
 
 
 def rank(window: Iterable[Candidate], cached: Callable[[Entry], int]) -> list[Entry]:
@@ -109,45 +94,37 @@ Able = Callable[[str], bool]
 """True if a tenant may start a request now, as far as its quotas go."""
 
 
+class _Running(NamedTuple):
+    number: int
+    entry: Entry
+    is_due: bool
+
+
 def _any(_: str) -> bool:
     return True
 
 
-def _number(numbered: Numbered) -> int:
-    return numbered[0]
+_NUMBER = itemgetter(0)
 
 
 class _Unit:
-    """Requests of a unit that wait, oldest first, and how many run."""
+    """Requests of a unit."""
 
     def __init__(self) -> None:
-        self.waiting: list[Numbered] = []
+        self.waiting: list[Numbered] = []  # oldest first
         self.running = 0
-        self.head: Numbered | None = None  # as the tenant knows it
-
-    def next(self) -> Numbered | None:
-        """The request that may start now."""
-        if self.waiting and self.running < self.waiting[0][1].parallel:
-            return self.waiting[0]
-        return None
+        self.head: Numbered | None = None  # the request that may start now, as the tenant knows it
 
 
 class _Tenant:
-    """A tenant's service and units.
-
-    Attributes:
-        name: of the tenant.
-        service: tokens per weight, lifts included.
-        was_ready: it could start a request at the last decision.
-        yielded: requests that ran and wait again, by id.
-    """
+    """A tenant's service and units."""
 
     def __init__(self, name: str, service: float, patience: int) -> None:
         self.name = name
-        self.service = service
-        self.was_ready = False
+        self.service = service  # tokens per weight, lifts included
+        self.was_ready = False  # it could start a request at the last decision
         self.units: dict[str, _Unit] = {}
-        self.yielded: dict[str, Numbered] = {}
+        self.yielded: dict[str, Numbered] = {}  # requests that ran and wait again, by their ids
         self._patience = patience
         self._heads: list[list[Numbered]] = [[] for _ in Priority]  # of all units, oldest first
         self._num_passed_over = 0  # requests started since the oldest was
@@ -155,7 +132,7 @@ class _Tenant:
     @property
     def oldest(self) -> Numbered | None:
         """The oldest request that it can start."""
-        return min((heads[0] for heads in self._heads if heads), key=_number, default=None)
+        return min((heads[0] for heads in self._heads if heads), key=_NUMBER, default=None)
 
     @property
     def since(self) -> int:
@@ -163,80 +140,61 @@ class _Tenant:
         return 0 if self.oldest is None else self.oldest[0]
 
     @property
-    def _is_due(self) -> bool:
-        """True if the oldest request goes first."""
-        return self._num_passed_over >= self._patience - 1 and self.oldest is not None
+    def due(self) -> Numbered | None:
+        """The oldest request, if it goes first."""
+        return self.oldest if self._num_passed_over >= self._patience - 1 else None
 
-    def has(self, priority: Priority) -> bool:
-        """True if it offers a request of a priority."""
-        due_here = self._is_due and priority is Priority.INTERACTIVE
-        return due_here or bool(self._heads[priority])
-
-    def count_start(self, number: int) -> None:
-        """Note that a head starts."""
-        oldest = self.oldest
+    def count_start(self, number: int) -> bool:
+        """Note that a head starts; returns True if it was due."""
+        oldest, due = self.oldest, self.due
         is_oldest = oldest is not None and oldest[0] == number
         self._num_passed_over = 0 if is_oldest else self._num_passed_over + 1
+        return due is not None and due[0] == number
 
     def settle(self, name: str) -> None:
         """Note a unit's next request, and forget a unit without requests."""
         unit = self.units[name]
-        head = unit.next()
+        head = unit.waiting[0] if unit.waiting else None
+        if head is not None and unit.running >= head[1].parallel:
+            head = None
         if unit.head != head:
             if unit.head is not None:
                 heads = self._heads[unit.head[1].priority]
-                del heads[bisect_left(heads, unit.head[0], key=_number)]
+                del heads[bisect_left(heads, unit.head[0], key=_NUMBER)]
             if head is not None:
-                insort(self._heads[head[1].priority], head, key=_number)
+                insort(self._heads[head[1].priority], head, key=_NUMBER)
             unit.head = head
         if not unit.waiting and not unit.running:
             del self.units[name]
 
-    def offers(
-        self, priority: Priority, most: int, passed: Container[str] = frozenset()
-    ) -> list[Candidate]:
-        """List up to `most` requests of a priority, oldest first.
+    def offers(self, priority: Priority, passed: Container[str] = ()) -> Iterator[Candidate]:
+        """Yield requests of a priority, oldest first.
 
         One that is due comes first, and counts as interactive whatever its priority.
         """
-        found: dict[str, Candidate] = {}
-        oldest = self.oldest
-        due_here = self._is_due and priority is Priority.INTERACTIVE
-        if due_here and oldest is not None and oldest[1].id not in passed:
-            found[oldest[1].id] = Candidate(oldest[1], due=True)
-        for _, entry in self._heads[priority]:
-            if len(found) >= most:
-                break
-            if entry.id not in passed:
-                found.setdefault(entry.id, Candidate(entry))
-        return list(found.values())
+        due = self.due if priority is Priority.INTERACTIVE else None
+        if due is not None and due[1].id not in passed:
+            yield Candidate(due[1], due=True)
+        for numbered in self._heads[priority]:
+            if numbered != due and numbered[1].id not in passed:
+                yield Candidate(numbered[1])
 
     def heads(self) -> Iterator[Entry]:
         """Yield the next request of each unit, those of a priority oldest first."""
-        for heads in self._heads:
-            for _, entry in heads:
-                yield entry
-
-    def yielded_heads(self) -> list[Entry]:
-        """List requests that ran and are next in their units: by priority, then oldest first."""
-        return [
-            each[1]
-            for each in sorted(self.yielded.values(), key=lambda each: (each[1].priority, each[0]))
-            if self.units[each[1].conversation].head == each
-        ]
+        return (entry for heads in self._heads for _, entry in heads)
 
 
 class FairOrder:
     """All requests that wait or run, and which of them start next.
 
     It has no clock, reads no cache and knows no quotas. Safe to call from one thread at a time.
+    A request is charged its cost: the prompt tokens that are to be computed and the equal of its
+    restored state when it starts, decoded tokens as they come, and corrections. `start`, `charge`,
+    `preempt` and `end` raise `KeyError` for a request that does not wait, or run.
 
     Args:
         policy: its constants.
         weight: a tenant's share, positive. It is asked at each charge, so that it may change.
-
-    A request is charged its cost: the prompt tokens that are to be computed and the equal of its
-    restored state when it starts, decoded tokens as they come, and corrections.
     """
 
     def __init__(
@@ -248,7 +206,7 @@ class FairOrder:
         self._tenants: dict[str, _Tenant] = {}
         self._absent: OrderedDict[str, float] = OrderedDict()  # services, the longest absent first
         self._waiting: dict[str, Numbered] = {}
-        self._running: dict[str, Numbered] = {}
+        self._running: dict[str, _Running] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -264,10 +222,11 @@ class FairOrder:
         """The tenants of which a request waits or runs."""
         return self._tenants
 
-    def service(self, tenant: str) -> float:
-        """Tokens per weight that a tenant was charged, lifts included."""
+    def share(self, tenant: str) -> Share:
+        """Describe the service of a tenant: tokens per weight, lifts included."""
         there = self._tenants.get(tenant)
-        return self._absent.get(tenant, self._floor) if there is None else there.service
+        service = self._absent.get(tenant, self._floor) if there is None else there.service
+        return Share(tenant, service, self.weight(tenant))
 
     def is_head(self, entry: Entry) -> bool:
         """True if a request waits, and for no other request of its unit."""
@@ -290,61 +249,62 @@ class FairOrder:
         self._tenants[entry.tenant].units.setdefault(entry.conversation, _Unit())
         self._wait(self._count, entry)
 
-    def window(self, able: Able = _any, passed: Container[str] = frozenset()) -> list[Candidate]:
+    def window(self, able: Able = _any, passed: Container[str] = ()) -> list[Candidate]:
         """List the requests that may start next, for `rank`; empty if there is none.
 
-        Args:
-            able: of tenants; others start no request.
-            passed: ids of requests that could not start when they were looked at. If all within the
-                quantum were passed over, others follow: no slot stays empty.
+        If all within the quantum have `passed`, as they could not start when they were looked at,
+        others follow: no slot stays empty.
         """
-        ready = self._ready(able)
-        near = self._near(ready)
+        ready, looks = self._ready(able), self._policy.looks
         for priority in Priority:
-            offering = [t for t in near if t.has(priority)][: self._policy.looks]
+            offering = [t for t in self._near(ready) if any(t.offers(priority))][:looks]
             found: list[Candidate] = []
             for place, tenant in enumerate(offering, 1):
-                room = self._policy.looks - len(found)
+                room = looks - len(found)
                 most = room if place == len(offering) else max(1, room // 2)
-                found += tenant.offers(priority, most, passed)
-                if len(found) >= self._policy.looks:
-                    break
+                found += islice(tenant.offers(priority, passed), min(most, room))
             if found:
                 return found
         rest = (Candidate(e) for t in ready for e in t.heads() if e.id not in passed)
-        return list(islice(rest, self._policy.looks))
+        return list(islice(rest, looks))
 
-    def claimants(self, able: Able = _any) -> list[str]:
+    def claimants(self, able: Able = _any) -> list[Share]:
         """List the tenants to which others yield, the least served first.
 
         They are within the quantum and could start an interactive request. As many as a window has
         places at most.
         """
         near = self._near(self._ready(able))
-        offering = [t.name for t in near if t.has(Priority.INTERACTIVE)]
-        return offering[: self._policy.looks]
+        offering = [t.name for t in near if any(t.offers(Priority.INTERACTIVE))]
+        return list(map(self.share, offering[: self._policy.looks]))
 
-    def offers(self, tenant: str, passed: Container[str] = frozenset()) -> list[Candidate]:
+    def offers(self, tenant: str, passed: Container[str] = ()) -> list[Candidate]:
         """List the interactive requests of one tenant that may start next, for `rank`."""
         if tenant not in self._tenants:
             return []
-        return self._tenants[tenant].offers(Priority.INTERACTIVE, self._policy.looks, passed)
+        offers = self._tenants[tenant].offers(Priority.INTERACTIVE, passed)
+        return list(islice(offers, self._policy.looks))
 
-    def yielded(self, tenants: Iterable[str], passed: Container[str]) -> list[Candidate]:
+    def yielded(self, able: Able, passed: Container[str]) -> list[Candidate]:
         """List requests of some tenants that ran, yielded, and may go on."""
-        there = [self._tenants[name] for name in tenants if name in self._tenants]
-        heads = (entry for tenant in there for entry in tenant.yielded_heads())
-        return [Candidate(entry) for entry in heads if entry.id not in passed]
+        found = [
+            (entry.priority, number, Candidate(entry))
+            for tenant in self._tenants.values()
+            if tenant.yielded and able(tenant.name)
+            for number, entry in tenant.yielded.values()
+            if entry.id not in passed and self.is_head(entry)
+        ]
+        return [candidate for *_, candidate in sorted(found)]
+
+    def runs(self, ids: Iterable[str]) -> list[tuple[Entry, bool]]:
+        """List running requests, the oldest first, and if they were due when they started."""
+        found = sorted((self._running[each] for each in ids), key=_NUMBER)
+        return [(each.entry, each.is_due) for each in found]
 
     def start(self, request_id: str, tokens: float) -> Entry:
-        """Move a waiting request to those that run.
-
-        Args:
-            request_id: of a candidate.
-            tokens: cost of its prompt, as far as it is known.
+        """Move a candidate to those that run, at the cost of its prompt, as far as it is known.
 
         Raises:
-            KeyError: it does not wait.
             ValueError: it waits for others of its unit.
         """
         number, entry = self._waiting[request_id]
@@ -352,42 +312,29 @@ class FairOrder:
             raise ValueError(f"request {request_id} waits for others of its conversation")
         tenant = self._tenants[entry.tenant]
         unit = tenant.units[entry.conversation]
-        tenant.count_start(number)
+        is_due = tenant.count_start(number)
         del self._waiting[request_id], unit.waiting[0]
         tenant.yielded.pop(request_id, None)
-        self._running[request_id] = number, entry
+        self._running[request_id] = _Running(number, entry, is_due)
         unit.running += 1
         self.charge(request_id, tokens)
         tenant.settle(entry.conversation)
         return entry
 
     def charge(self, request_id: str, tokens: float) -> None:
-        """Charge a running request for more; less than nothing takes a charge back.
-
-        Raises:
-            KeyError: it does not run.
-        """
-        name = self._running[request_id][1].tenant
+        """Charge a running request for more; less than nothing takes a charge back."""
+        name = self._running[request_id].entry.tenant
         self._tenants[name].service += tokens / self.weight(name)
 
     def preempt(self, request_id: str) -> None:
-        """Let a running request wait again, at its old place.
-
-        Raises:
-            KeyError: it does not run.
-        """
-        number, entry = self._stop(request_id)
+        """Let a running request wait again, at its old place."""
+        number, entry, _ = self._stop(request_id)
         self._tenants[entry.tenant].yielded[request_id] = number, entry
         self._wait(number, entry)
 
     def end(self, request_id: str) -> None:
-        """Forget a running request.
-
-        Raises:
-            KeyError: it does not run.
-        """
-        _, entry = self._stop(request_id)
-        self._settle(entry)
+        """Forget a running request."""
+        self._settle(self._stop(request_id).entry)
 
     def remove(self, request_id: str) -> bool:
         """Forget a waiting request; False when it does not wait (any more)."""
@@ -397,7 +344,7 @@ class FairOrder:
         tenant = self._tenants[entry.tenant]
         tenant.yielded.pop(request_id, None)
         waiting = tenant.units[entry.conversation].waiting
-        del waiting[bisect_left(waiting, number, key=_number)]
+        del waiting[bisect_left(waiting, number, key=_NUMBER)]
         self._settle(entry)
         return True
 
@@ -419,13 +366,13 @@ class FairOrder:
     def _wait(self, number: int, entry: Entry) -> None:
         self._waiting[entry.id] = number, entry
         waiting = self._tenants[entry.tenant].units[entry.conversation].waiting
-        insort(waiting, (number, entry), key=_number)
+        insort(waiting, (number, entry), key=_NUMBER)
         self._settle(entry)
 
-    def _stop(self, request_id: str) -> Numbered:
-        number, entry = self._running.pop(request_id)
-        self._tenants[entry.tenant].units[entry.conversation].running -= 1
-        return number, entry
+    def _stop(self, request_id: str) -> _Running:
+        stopped = self._running.pop(request_id)
+        self._tenants[stopped.entry.tenant].units[stopped.entry.conversation].running -= 1
+        return stopped
 
     def _settle(self, entry: Entry) -> None:
         tenant = self._tenants[entry.tenant]

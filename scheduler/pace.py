@@ -18,15 +18,11 @@ class PrefillPace:
 
     A call takes a constant time, to read the weights, and a time for each token. Both are medians
     over pairs of calls (Theil-Sen), so that a call in which a kernel was compiled does not count.
-
-    Args:
-        max_stall: the longest that one call may take beside streams, in seconds.
-        limit: tokens of the longest chunk.
     """
 
     def __init__(self, max_stall: float, limit: int) -> None:
-        self._bound = _SHARE * max_stall
-        self._limit = limit
+        self.max_stall = max_stall  # the longest that one call may take beside streams, in seconds
+        self.limit = limit  # tokens of the longest chunk
         self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS)
         self._fitted = (0.0, 0.0)  # kept: every step asks, few steps observe
 
@@ -36,26 +32,22 @@ class PrefillPace:
         self._fitted = self._fit()
 
     def prefill_tokens(self, beside: int) -> int:
-        """Choose the length of the next chunk.
+        """Choose the length of the next chunk, beside so many sequences that decode.
 
-        Args:
-            beside: sequences that decode, and wait for it.
-
-        Returns:
-            The whole limit if there are none. Else a multiple of `LEAST_TOKENS`, as lengths that
-            come again need no new kernels, and at least that many, unless the limit is lower.
+        It is the whole limit if there are none. Else it is a multiple of `LEAST_TOKENS`, as lengths
+        that come again need no new kernels, and at least that many, unless the limit is lower.
         """
         if not beside:
-            return self._limit
+            return self.limit
         if not self._calls:
-            return min(_UNTRIED, self._limit)
-        constant, each = self._fitted
-        most = min(self._limit, _FURTHER * max(tokens for tokens, _ in self._calls))
-        if constant + each * most > self._bound:
-            most = int((self._bound - constant) / each) if each > 0 else LEAST_TOKENS
-        if most >= self._limit:
-            return self._limit
-        return min(self._limit, max(LEAST_TOKENS, most // LEAST_TOKENS * LEAST_TOKENS))
+            return min(_UNTRIED, self.limit)
+        (constant, each), bound = self._fitted, _SHARE * self.max_stall
+        most = min(self.limit, _FURTHER * max(tokens for tokens, _ in self._calls))
+        if constant + each * most > bound:
+            most = int((bound - constant) / each) if each > 0 else LEAST_TOKENS
+        if most >= self.limit:
+            return self.limit
+        return min(self.limit, max(LEAST_TOKENS, most // LEAST_TOKENS * LEAST_TOKENS))
 
     def _fit(self) -> tuple[float, float]:
         """Seconds of a call, and of each of its tokens; neither is negative."""

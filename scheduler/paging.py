@@ -1,5 +1,8 @@
 """The disk as the engine uses it: in the background, and never in the way."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import structlog
 
 from ..cachestore.paging.pager import Pager
@@ -17,13 +20,10 @@ class Paging:
     sixteenth of the memory budget is dirty. Beside running sequences the writer would make steps
     longer: it shares the interpreter with the MLX thread, on CUDA also the driver and the
     allocator.
-
-    Args:
-        pager: of the cache, if there is a disk tier.
-        pins: paths whose state is read back at the start.
     """
 
-    def __init__(self, pager: Pager | None, pins: Pins) -> None:
+    def __init__(self, fingerprint: str, pager: Pager | None, pins: Pins | None) -> None:
+        self._fingerprint = fingerprint
         self._pager = pager
         self._pins = pins
         self._page_ins = 0
@@ -53,52 +53,53 @@ class Paging:
     def step(self, *, busy: bool = False) -> bool:
         """Advance reads and writes; return True if there is more to do at once.
 
-        Args:
-            busy: sequences run, and none waits for memory.
+        It is `busy` while sequences run, and none waits for memory.
         """
-        if self._pager is None:
-            return False
-        try:
-            self._pager.step(busy=busy)
-            self._pins.restore(self._pager)
-        except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
-            self._give_up(error)
-            return False
-        return self._pager.ready
+        with self._guard():
+            if self._pager is not None:
+                self._pager.step(busy=busy)
+                if self._pins is not None:
+                    self._pins.restore(self._pager)
+                return self._pager.ready
+        return False
 
-    def is_on_disk(self, sequence: Sequence, namespace: Namespace) -> bool:
+    def is_on_disk(self, sequence: Sequence) -> bool:
         """Return True if a sequence shall wait for state that is, or will be, read from disk."""
-        if self._pager is None:
-            return False
-        try:
-            tokens = sequence.tokens
-            awaited = self._pins.is_awaited(namespace, tokens)
-            return awaited or self._pager.awaits(sequence, namespace, tokens)
-        except BaseException as error:  # noqa: BLE001  (as in `step`)
-            self._give_up(error)
-            return False
+        with self._guard():
+            if self._pager is not None:
+                namespace = self._namespace(sequence)
+                pinned = self._is_pinned(sequence)
+                return pinned or self._pager.awaits(sequence, namespace, sequence.tokens)
+        return False
 
-    def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
+    def page_in(self, sequence: Sequence) -> bool:
         """Have stored state of a sequence's tokens read from disk; return True to wait for it."""
-        if self._pager is None:
-            return False
+        with self._guard():
+            if self._pager is not None:
+                if self._is_pinned(sequence):
+                    return True
+                before, namespace = self._pager.asked_bytes, self._namespace(sequence)
+                waits = self._pager.wait_for(sequence, namespace, sequence.tokens)
+                sequence.bill.restored_bytes += self._pager.asked_bytes - before
+                return waits
+        return False
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Turn the disk off if the block raises: a request must not pay for it."""
         try:
-            return self._ask(self._pager, sequence, namespace)
-        except BaseException as error:  # noqa: BLE001  (as in `step`)
-            self._give_up(error)
-            return False
+            yield
+        except BaseException as error:
+            log.exception("the disk tier failed and is not used any more")
+            if self._pager is not None:
+                self._page_ins = self._pager.page_ins
+                self._pager.give_up(f"it failed: {type(error).__name__}: {error}")
+            self._pager = None
 
-    def _ask(self, pager: Pager, sequence: Sequence, namespace: Namespace) -> bool:
-        if self._pins.is_awaited(namespace, sequence.tokens):
-            return True
-        before = pager.asked_bytes
-        waits = pager.wait_for(sequence, namespace, sequence.tokens)
-        sequence.num_restored_bytes += pager.asked_bytes - before
-        return waits
+    def _is_pinned(self, sequence: Sequence) -> bool:
+        """Return True if a pin is being read that a sequence begins with."""
+        namespace = self._namespace(sequence)
+        return self._pins is not None and self._pins.is_awaited(namespace, sequence.tokens)
 
-    def _give_up(self, error: BaseException) -> None:
-        log.error("the disk tier failed and is not used any more", exc_info=error)
-        if self._pager is not None:
-            self._page_ins = self._pager.page_ins
-            self._pager.give_up(f"it failed: {type(error).__name__}: {error}")
-        self._pager = None
+    def _namespace(self, sequence: Sequence) -> Namespace:
+        return Namespace(sequence.request.tenant, self._fingerprint)

@@ -1,72 +1,66 @@
-"""What the next step computes: a pure function of the running sequences."""
+"""The work of the next step: pure functions of the running sequences, and what tenants are owed."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from .order import Priority
 from .sequence import Sequence
 
+LAG = 512
+"""Tokens per weight by which a tenant's prompts may be behind those of tenants with fewer slots."""
+
+NO_PRECEDENCE: Mapping[str, float] = MappingProxyType({})
+"""All tenants are alike."""
+
 _LESS_URGENT = 4096
-"""Tokens by which a prompt that nobody sits before counts as longer than it is."""
+"""Tokens by which a prompt of priority `batch` counts as longer than it is."""
 
 
-class PrefillChunk(NamedTuple):
-    """A piece of a prompt.
+class Call(NamedTuple):
+    """One call of the model."""
 
-    Attributes:
-        sequence: whose prompt advances.
-        end: the offset up to which it does, exclusive.
-    """
-
-    sequence: Sequence
-    end: int
+    # that take part: each gets a token, or the one's prompt advances
+    sequences: tuple[Sequence, ...]
+    # the offset up to which the prompt advances, exclusive; None for a decode
+    end: int | None = None
 
     @property
     def tokens(self) -> int:
-        """How many tokens that are."""
-        return self.end - self.sequence.num_computed_tokens
+        """Number of tokens of each sequence."""
+        return 1 if self.end is None else self.end - self.sequences[0].num_computed_tokens
 
     @property
     def completes(self) -> bool:
-        """True if the prompt is complete with it, so that its call gives the next token."""
-        return self.end == len(self.sequence.tokens)
+        """True for the last chunk of a prompt: its call gives the next token."""
+        return self.end == len(self.sequences[0].tokens)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One step's work: a decode for each of `decode`, and a chunk of a prompt.
+class Batch(NamedTuple):
+    """One step's work."""
 
-    Attributes:
-        prefill: the chunk, if a prompt is to be computed.
-        decode: the sequences that get a token each.
-        coming: how many more will soon: a chunk is left of their prompts at most.
-    """
-
-    prefill: PrefillChunk | None
-    decode: tuple[Sequence, ...]
+    decode: Call | None = None  # a token for each sequence that is past its prompt, or None
+    prefill: Call | None = None  # a chunk of a prompt, or None
+    # number of further sequences that will soon decode: a chunk is left of their prompts
     coming: int = 0
 
     @property
-    def empty(self) -> bool:
-        """True if there is nothing to compute."""
-        return self.prefill is None and not self.decode
+    def calls(self) -> tuple[Call, ...]:
+        """The calls, in order."""
+        return tuple(call for call in (self.decode, self.prefill) if call is not None)
 
 
 class ChunkSize(NamedTuple):
-    """How long chunks are, in tokens.
+    """The length of chunks, in tokens."""
 
-    Attributes:
-        most: of a chunk.
-        grid: chunks end on its multiples, so that the same prompt is computed in the same chunks,
-            whatever was cached.
-        completing: of a chunk that completes its prompt, at most: where a model computes the
-            logits of all tokens of such a call, they are few.
-    """
-
-    most: int
+    most: int  # of a chunk
+    # chunks end on its multiples, so that the same prompt is computed in the same chunks, whatever
+    # was cached
     grid: int = 1
+    # of a chunk that completes its prompt, at most: a model that computes the logits of all tokens
+    # of such a call needs it short
     completing: int = 1 << 62
 
     def halved(self) -> "ChunkSize":
@@ -74,26 +68,31 @@ class ChunkSize(NamedTuple):
         return self._replace(most=self.most // 2)
 
 
-def plan(running: Items[Sequence], size: ChunkSize) -> Batch:
-    """Choose the next step's work.
+def plan(
+    running: Items[Sequence], size: ChunkSize, precedence: Mapping[str, float] = NO_PRECEDENCE
+) -> Batch:
+    """Choose the next step's work: a decode for each sequence past its prompt, and one chunk.
 
-    A prefill chunk also ends on the sequence's chunk boundaries, where a waiting request that
-    shares the prompt's beginning parts from it, and at the prompt's end.
+    A chunk also ends on the sequence's boundaries, where a waiting request that shares the
+    prompt's beginning parts from it, and at the prompt's end.
 
     Args:
-        running: all that run, oldest first.
+        running: sequences, oldest first.
         size: of chunks.
+        precedence: of tenants' prompts, the lower the earlier; see `PrefillShares`.
     """
-    prompts = _by_urgency(running)
-    chunk = PrefillChunk(prompts[0], _end(prompts[0], size)) if prompts else None
+    prompt = most_urgent(running, precedence)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
-    coming = sum(0 < s.num_left_to_prefill <= size.most for s in running)
-    return Batch(chunk, decode, coming)
+    return Batch(
+        Call(decode) if decode else None,
+        None if prompt is None else Call((prompt,), _end(prompt, size)),
+        sum(0 < s.num_left_to_prefill <= size.most for s in running),
+    )
 
 
 def _end(sequence: Sequence, size: ChunkSize) -> int:
     start, last = sequence.num_computed_tokens, len(sequence.tokens)
-    stops = {*sequence.chunk_boundaries, sequence.num_awaited, last}
+    stops = {*sequence.prefill.boundaries, sequence.prefill.awaited, last}
     if size.grid > 1:
         stops.add((start // size.grid + 1) * size.grid)
     end = min(offset for offset in stops if offset > start)
@@ -101,39 +100,73 @@ def _end(sequence: Sequence, size: ChunkSize) -> int:
     return last - size.completing if end == last > start + size.completing else end
 
 
-def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
-    """Put prompts in order: the most urgent of each tenant by its precedence, then the others.
+def most_urgent(running: Iterable[Sequence], precedence: Mapping[str, float]) -> Sequence | None:
+    """Choose the prompt that advances: the most urgent one of the tenant that comes first.
 
-    Of a tenant's, and where tenants are alike, the shortest remaining work goes first, with ageing:
-    a prompt counts as shorter by every token by which it was passed over by its tenant's that came
-    later; see `age`. One with n tokens left is therefore passed over for n tokens at most by those.
-    One of a batch counts as `_LESS_URGENT` tokens longer.
-    Where another request waits for its beginning, what is left is what that one waits for.
+    Within a tenant, and among tenants that are alike, the shortest remaining work goes first, with
+    ageing: a prompt counts as shorter by every token by which later ones of its tenant passed it
+    over; see `age`. So one with n tokens left is passed over for n tokens at most. A prompt of
+    priority `batch` counts as `_LESS_URGENT` tokens longer. If another request waits for its
+    beginning, what is left is what that one waits for.
     """
-    by_tenant: dict[str, list[Sequence]] = {}
     prompts = (s for s in running if s.num_left_to_prefill)
-    for sequence in sorted(prompts, key=_remaining):
-        by_tenant.setdefault(sequence.request.tenant, []).append(sequence)
-    first = sorted((own[0] for own in by_tenant.values()), key=lambda s: s.precedence)
-    return [*first, *(s for own in by_tenant.values() for s in own[1:])]
+    return min(
+        prompts, key=lambda s: (precedence.get(s.request.tenant, 0.0), _remaining(s)), default=None
+    )
 
 
 def _remaining(sequence: Sequence) -> int:
     more = _LESS_URGENT if sequence.request.priority is Priority.BATCH else 0
-    return sequence.num_left_to_share + more - sequence.num_passed_over
+    return sequence.num_left_to_share + more - sequence.prefill.passed_over
 
 
 def age(running: Items[Sequence], chosen: Sequence, tokens: int) -> None:
-    """Count for prompts by how many tokens a call passed them over for later ones of their tenant.
+    """Count the tokens of a chunk by which a prompt passed others over, of its tenant and older.
 
-    Args:
-        running: all that run, oldest first, as they were when the call was planned.
-        chosen: the sequence whose prompt advances.
-        tokens: by how many.
+    The running sequences are as they were when the call was planned, oldest first.
     """
-    later = Counter[str]()
-    for sequence in reversed(running):
-        if sequence is chosen:
-            later[sequence.request.tenant] += tokens
-        elif sequence.num_left_to_prefill:
-            sequence.num_passed_over += later[sequence.request.tenant]
+    for sequence in running[: running.index(chosen)]:
+        if sequence.num_left_to_prefill and sequence.request.tenant == chosen.request.tenant:
+            sequence.prefill.passed_over += tokens
+
+
+def precedence(slots: int, weight: float, lag: float) -> float:
+    """Say when a tenant's prompts are computed among other tenants'; the lower, the earlier.
+
+    The tenant with the fewest slots for its weight goes first: a newcomer beside a tenant that
+    fills the batch does not wait for that one's prompts. Before all go tenants that are behind by
+    `LAG` tokens per weight, the furthest behind first: others compute only their part meanwhile.
+    """
+    return -lag if lag >= LAG else slots / weight
+
+
+class PrefillShares:
+    """Counts the prompt tokens that tenants are owed.
+
+    Each computed token is owed to all tenants that have prompts, by their weights, and paid to the
+    one that it was computed for. A tenant starts at nothing when its first prompt comes, and is
+    forgotten with its last: time without prompts earns nothing. Tokens that are computed for a
+    tenant while no other has prompts pay what it is owed.
+    """
+
+    def __init__(self) -> None:
+        self._owed: dict[str, float] = {}
+
+    def precedence(
+        self, running: Iterable[Sequence], weights: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Say whose prompts come first. The weights are of tenants that have prompts."""
+        self._owed = {tenant: self._owed.get(tenant, 0.0) for tenant in weights}
+        slots = Counter(sequence.request.tenant for sequence in running)
+        return {
+            tenant: precedence(slots[tenant], weight, self._owed[tenant] / weight)
+            for tenant, weight in weights.items()
+        }
+
+    def charge(self, tenant: str, tokens: int, weights: Mapping[str, float]) -> None:
+        """Enter tokens that were computed for one of the tenants that had prompts."""
+        a_weight = tokens / sum(weights.values())
+        for each, weight in weights.items():
+            owed = self._owed.get(each, 0.0) - tokens * (each == tenant)
+            is_alone = len(weights) == 1
+            self._owed[each] = max(0.0, owed) if is_alone else owed + a_weight * weight

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
+from operator import itemgetter
 
 from .errors import UnavailableError
 from .limits import RETRY_AFTER, check_tokens, check_waiting
-from .order import Candidate, FairOrder
+from .order import Candidate, Entry, FairOrder
 from .request import entry_of
 from .sequence import Sequence, SequenceStatus
 from .statistics import RequestStatistics, describe_request
@@ -44,11 +45,10 @@ class ConversationQueue:
     ) -> None:
         self.limit = limit
         self._use = use or TenantUse()
-        self._quotas = self._use.quotas
         self._clock = clock
         self._lock = threading.Lock()
         self._places = self._use.join(wake)
-        self._order = FairOrder(weight=lambda tenant: self._use.agreed(tenant).weight)
+        self._order = FairOrder(weight=self.weight)
         self._waiting: dict[str, Sequence] = {}
         self._claimed: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
@@ -76,6 +76,35 @@ class ConversationQueue:
             self._order.put(entry_of(request))
             self._wait(sequence)
 
+    def remove(self, request_id: str) -> Sequence | None:
+        """Take one waiting sequence out; None when it does not wait (any more)."""
+        with self._lock:
+            return self._take(request_id)
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Take out the waiting sequences whose deadline has passed, the earliest first."""
+        late = []
+        with self._lock:
+            while self._deadlines and self._deadlines[0][0] <= now:
+                sequence = self._take(heapq.heappop(self._deadlines)[1])
+                late += [] if sequence is None else [sequence]
+        return late
+
+    def close(self) -> list[Sequence]:
+        """Refuse new sequences from now on, and hand out those that have never run."""
+        with self._lock:
+            self._closed = True
+            new = [s for s in self._waiting.values() if s.status is SequenceStatus.WAITING]
+            for sequence in new:
+                self._take(sequence.request.id)
+            return new
+
+    def leave(self) -> None:
+        """Refuse new sequences, and count the rest for no tenant: no engine serves this queue."""
+        with self._lock:
+            self._closed = True
+        self._use.leave(self._places)
+
     def offers(
         self, passed: Container[str] = frozenset(), tenant: str | None = None
     ) -> list[tuple[Candidate, Sequence]]:
@@ -96,8 +125,7 @@ class ConversationQueue:
             else:
                 found = self._order.window(self._may_start, passed)
                 if not found:  # a yielded request goes on, though its tenant has no tokens
-                    resuming = filter(self._places.has_place, self._spent)
-                    found = self._order.yielded(resuming, passed)
+                    found = self._order.yielded(self._use.has_place, passed)
             return [(each, self._waiting[each.entry.id]) for each in found]
 
     def claimants(self, among: Collection[str] | None = None) -> list[Share]:
@@ -110,15 +138,36 @@ class ConversationQueue:
         with self._lock:
             self._refresh()
             if among is None:
-                return list(map(self._share, self._order.claimants(self._may_start)))
+                return self._order.claimants(self._may_start)
             able = (each for each in among if self._may_start(each) and self._order.offers(each))
-            ordered = sorted(able, key=lambda each: (self._order.service(each), each))
-            return list(map(self._share, ordered))
+            return sorted(map(self._order.share, able), key=itemgetter(1, 0))
 
-    def shares(self, tenants: Iterable[str]) -> dict[str, Share]:
-        """Describe the service of tenants."""
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's share, positive."""
+        return self._use.agreed(tenant).weight
+
+    def runs(self, ids: Iterable[str]) -> list[tuple[Entry, Share, bool]]:
+        """List running requests, the oldest first: entry, share of the tenant, started as due."""
         with self._lock:
-            return {tenant: self._share(tenant) for tenant in tenants}
+            found = self._order.runs(ids)
+            return [(entry, self._order.share(entry.tenant), is_due) for entry, is_due in found]
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Return True if a sequence is in the queue."""
+        return sequence.request.id in self._waiting
+
+    @property
+    def changes(self) -> int:
+        """Grows when a request comes, starts, ends or waits again, or a tenant may start more."""
+        return self._changes + self._places.changes
+
+    @property
+    def running(self) -> int:
+        """Number of sequences that are claimed and not released."""
+        return self._order.running
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def claim(self, sequence: Sequence, tokens: float = 0.0) -> bool:
         """Take an offered sequence out; False if it may not start any more.
@@ -127,12 +176,12 @@ class ConversationQueue:
             sequence: one of `offers`.
             tokens: cost of its prompt; a sequence that yielded has been charged.
         """
-        request = sequence.request
+        request, quotas = sequence.request, self._use.quotas
         with self._lock:
             if request.id not in self._waiting or not self._order.is_head(entry_of(request)):
                 return False
             yielded = sequence.status is SequenceStatus.PREEMPTED
-            if not yielded and self._quotas.refills_in(request.tenant, self._clock()):
+            if not yielded and quotas.refills_in(request.tenant, self._clock()):
                 return False
             if not self._places.start(request.tenant):
                 return False
@@ -142,19 +191,15 @@ class ConversationQueue:
             self._leave(sequence)
             if not yielded:  # it took that place by yielding
                 self._use.drained.note(request.tenant, self._clock())
-            self._quotas.charge(request.tenant, tokens, self._clock())
+            quotas.charge(request.tenant, tokens, self._clock())
             return True
-
-    def waits(self, sequence: Sequence) -> bool:
-        """Return True if a sequence is in the queue."""
-        return sequence.request.id in self._waiting
 
     def charge(self, costs: Iterable[tuple[Sequence, float]]) -> None:
         """Charge running sequences for tokens, or take back what they were charged for."""
         with self._lock:
             for sequence, tokens in costs:
                 self._order.charge(sequence.request.id, tokens)
-                self._quotas.charge(sequence.request.tenant, tokens, self._clock())
+                self._use.quotas.charge(sequence.request.tenant, tokens, self._clock())
 
     def put_back(self, sequence: Sequence) -> None:
         """Have a running sequence wait again, at its old place: it yields its slot.
@@ -189,11 +234,11 @@ class ConversationQueue:
                 self._note_activities()
 
     def requests(self, most: int, tenant: str | None = None) -> list[RequestStatistics]:
-        """Describe all that run and then those that wait, the oldest first.
+        """Describe `most` requests: all that run and then those that wait, the oldest first.
 
         Args:
-            most: how many at most.
-            tenant: whose; None for all tenants.
+            most: number of requests.
+            tenant: only its own; None for all tenants.
         """
         with self._lock:
             self._refresh()
@@ -203,75 +248,32 @@ class ConversationQueue:
         now = self._clock()
         return [describe_request(each, now) for each in islice(own, most)]
 
-    def remove(self, request_id: str) -> Sequence | None:
-        """Take one waiting sequence out; None when it does not wait (any more)."""
-        with self._lock:
-            return self._take(request_id)
-
-    def expired(self, now: float) -> list[Sequence]:
-        """Take out the waiting sequences whose deadline has passed, the earliest first."""
-        late = []
-        with self._lock:
-            while self._deadlines and self._deadlines[0][0] <= now:
-                sequence = self._take(heapq.heappop(self._deadlines)[1])
-                late += [] if sequence is None else [sequence]
-        return late
-
-    def close(self) -> list[Sequence]:
-        """Refuse new sequences from now on, and hand out those that have never run."""
-        with self._lock:
-            self._closed = True
-            new = [s for s in self._waiting.values() if s.status is SequenceStatus.WAITING]
-            for sequence in new:
-                self._take(sequence.request.id)
-            return new
-
-    def leave(self) -> None:
-        """Refuse new sequences, and count the rest for no tenant: no engine serves this queue."""
-        with self._lock:
-            self._closed = True
-        self._use.leave(self._places)
-
-    @property
-    def changes(self) -> int:
-        """Grows when a request comes, starts, ends or waits again, or a tenant may start more."""
-        return self._changes + self._places.changes
-
-    @property
-    def running(self) -> int:
-        """Number of sequences that are claimed and not released."""
-        return self._order.running
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def _may_start(self, tenant: str) -> bool:
-        """Return True if a tenant has tokens, and a place to run."""
-        return tenant not in self._spent and self._places.has_place(tenant)
-
-    def _refresh(self) -> None:
-        """Look which tenants have no tokens."""
-        now = self._clock()
-        spent = frozenset(t for t in self._order.tenants if self._quotas.refills_in(t, now))
-        if spent != self._spent:
-            self._spent = spent
-            self._changes += 1
-
     def _note_activities(self) -> None:
         self._noted, now = self.changes, self._clock()
         for sequence in self._waiting.values():
             sequence.note(self._activity_of(sequence), now)
 
     def _activity_of(self, sequence: Sequence) -> Activity:
-        """Say what a waiting sequence waits for."""
         entry = entry_of(sequence.request)
         if not self._order.is_head(entry):
             return Activity.CONVERSATION
         if entry.tenant in self._spent and sequence.status is not SequenceStatus.PREEMPTED:
             return Activity.QUOTA
-        if not self._places.has_place(entry.tenant):
+        if not self._use.has_place(entry.tenant):
             return Activity.TENANT
         return self._found.get(sequence, Activity.SLOT)
+
+    def _may_start(self, tenant: str) -> bool:
+        """Return True if a tenant has tokens, and a place to run."""
+        return tenant not in self._spent and self._use.has_place(tenant)
+
+    def _refresh(self) -> None:
+        """Look which tenants have no tokens."""
+        now, quotas = self._clock(), self._use.quotas
+        spent = frozenset(t for t in self._order.tenants if quotas.refills_in(t, now))
+        if spent != self._spent:
+            self._spent = spent
+            self._changes += 1
 
     def _wait(self, sequence: Sequence) -> None:
         """Add a sequence that the order has already."""
@@ -298,9 +300,5 @@ class ConversationQueue:
         return sequence
 
     def _leave(self, sequence: Sequence) -> None:
-        """Remove a sequence that has left the order's waiting requests."""
         del self._waiting[sequence.request.id]
         self._found.pop(sequence, None)
-
-    def _share(self, tenant: str) -> Share:
-        return Share(tenant, self._order.service(tenant), self._order.weight(tenant))

@@ -1,88 +1,72 @@
-"""What an engine tells of itself after each step."""
+"""Statistics of the engine after each step."""
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Generic
+from collections.abc import Callable, Iterable
 
 from ..cachestore.tries import CacheStatistics
 from .kv_cache_manager import KVCacheManager
 from .memory import MemoryPlanner
-from .runner import C, ModelRunner, O, P, T
-from .scheduler import Scheduler
+from .runner import ModelRunner
+from .sequence import Sequence
 from .statistics import EngineStatistics, describe
 
 _DESCRIBED_EVERY = 1.0
-"""Seconds after which the cache is described anew; at the end of a request it always is."""
+"""Seconds after which the cache is described again; at the end of a request it always is."""
 
 
-class EngineReport(Generic[C, P, O, T]):
-    """Publishes statistics as a whole, so that any thread may read the latest.
-
-    Attributes:
-        totals: what is counted since the start; whoever does something adds to them.
-        latest: what was published last.
-
-    Args:
-        runner: of the model.
-        kv_cache: the cache of its state.
-        memory: says what is held.
-        scheduler: says who runs.
-        clock: seconds, monotonic.
-    """
+class EngineReport:
+    """Publishes statistics as a whole, so that any thread may read the latest."""
 
     def __init__(
         self,
-        runner: ModelRunner[C, P, O, T],
-        kv_cache: KVCacheManager[C],
-        memory: MemoryPlanner[C, P],
-        scheduler: Scheduler,
+        runner: ModelRunner,
+        kv_cache: KVCacheManager,
+        memory: MemoryPlanner,
         clock: Callable[[], float],
     ) -> None:
-        self.totals = Counter[str]()
         self._runner = runner
         self._kv_cache = kv_cache
         self._memory = memory
-        self._scheduler = scheduler
         self._clock = clock
+        self._totals = Counter[str]()
         self._cache = CacheStatistics()
-        self._describe_at = 0.0
+        self._described_at = float("-inf")
         self._steps = 0
         self._step_seconds = 0.0
         self._last_step_at = clock()
-        self.publish()
+        self.latest = EngineStatistics()
+        self.publish(())
 
     def begin_work(self) -> None:
         """Note that the engine was idle until now, not stalled."""
         self._last_step_at = self._clock()
 
-    def end_step(self) -> None:
-        """Count a step, and publish what came of it."""
+    def end_step(
+        self, at_work: Iterable[Sequence], counts: Counter[str], *, cache_changed: bool = False
+    ) -> None:
+        """Count a step, and publish.
+
+        If the cache changed it is described again, which takes longer with more tenants.
+        """
         now = self._clock()
+        self._totals.update(counts)
         self._steps += 1
         self._step_seconds += now - self._last_step_at
         self._last_step_at = now
-        self.publish()
+        if cache_changed or now >= self._described_at + _DESCRIBED_EVERY:
+            self._cache = self._kv_cache.statistics()
+            self._described_at = now
+        self.publish(at_work)
 
-    @property
-    def is_cache_due(self) -> bool:
-        """Whether the cache was described too long ago."""
-        return self._clock() >= self._describe_at
-
-    def describe_cache(self) -> None:
-        """Describe the cache anew. It takes the longer the more tenants there are."""
-        self._cache = self._kv_cache.statistics()
-        self._describe_at = self._clock() + _DESCRIBED_EVERY
-
-    def publish(self) -> None:
+    def publish(self, at_work: Iterable[Sequence]) -> None:
         """Replace the latest statistics by those of now."""
-        scheduler = self._scheduler
         self.latest = EngineStatistics(
-            **self.totals,
+            **self._totals,
             batch_shapes=len(self._runner.shapes),
-            page_ins=self._kv_cache.page_ins,
+            page_ins=self._kv_cache.paging.page_ins,
             cache=self._cache,
             memory=self._memory.use(),
-            running=tuple(map(describe, (*scheduler.running, *scheduler.preempted))),
+            running=tuple(map(describe, at_work)),
             steps=self._steps,
             step_seconds=self._step_seconds,
             last_step_at=self._last_step_at,

@@ -12,40 +12,26 @@ from .times import Activity
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One admitted request.
+    """One admitted request."""
 
-    Attributes:
-        id: unique in this daemon.
-        tenant: who sent it.
-        conversation: its name, for logs and pins.
-        prompt: token ids, at least one.
-        max_tokens: the most tokens of the answer; the context has room for them.
-        sampling: how its tokens are chosen.
-        deadline: when it must have ended, on the engine's clock, in seconds.
-        boundaries: offsets in the prompt that a next turn keeps, and what they are.
-        grammar: what the answer is held to, if it is.
-        priority: which requests go before it, among tenants that were served about as much.
-        unit: requests of a tenant that share it start first in first out, and get their part of
-            the tenant's time together; the conversation, where it is None.
-        parallel: how many requests of its unit may run when it starts, itself included.
-        before: seconds of what it did and waited for before it was queued.
-        placed: it has waited for something else until it is queued, and was let in then.
-    """
-
-    id: str
-    tenant: str
-    conversation: str
-    prompt: list[int]
-    max_tokens: int
-    sampling: SamplingParams
-    deadline: float
+    id: str  # unique in this daemon
+    tenant: str  # who sent it
+    conversation: str  # its name, for logs and pins
+    prompt: list[int]  # token ids, at least one
+    max_tokens: int  # the most tokens of the answer; the context has room for them
+    sampling: SamplingParams  # how its tokens are chosen
+    deadline: float  # when it must have ended, on the engine's clock, in seconds
+    # offsets in the prompt that a next turn keeps, and what they are
     boundaries: list[tuple[int, Reason]] = []
-    grammar: Grammar | None = None
+    grammar: Grammar | None = None  # what the answer is held to, if it is
+    # which requests go before it, among tenants that were served about as much
     priority: Priority = Priority.INTERACTIVE
+    # requests of a tenant that share it start first in first out, and get their part of the
+    # tenant's time together; the conversation, where it is None
     unit: str | None = None
-    parallel: int = 1
-    before: dict[Activity, float] = {}
-    placed: bool = False
+    parallel: int = 1  # how many requests of its unit may run when it starts, itself included
+    before: dict[Activity, float] = {}  # seconds of what it did and waited for before it was queued
+    placed: bool = False  # it has waited for something else until it is queued, and was let in then
 
 
 def entry_of(request: Request) -> Entry:
@@ -69,30 +55,19 @@ class FinishReason(enum.StrEnum):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The request left the queue.
+    """The request left the queue."""
 
-    Attributes:
-        matched: prompt tokens the trie recognised.
-        cached: prompt tokens whose state was restored; the rest is left to prefill.
-        at: when, on the engine's clock, in seconds.
-    """
-
-    matched: int
-    cached: int
-    at: float
+    matched: int  # prompt tokens the trie recognised
+    cached: int  # prompt tokens whose state was restored; the rest is left to prefill
+    at: float  # when, on the engine's clock, in seconds
 
 
 class TokenEvent(msgspec.Struct, frozen=True):
-    """One token of the answer.
-
-    Attributes:
-        at: when it was read, on the engine's clock, in seconds.
-        logprobs: if the request asked for them.
-    """
+    """One token of the answer."""
 
     token: int
-    at: float
-    logprobs: LogProbs | None = None
+    at: float  # when it was read, on the engine's clock, in seconds
+    logprobs: LogProbs | None = None  # if the request asked for them
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -1,63 +1,43 @@
-"""What the scheduler asks of a model.
+"""The model as the scheduler sees it: protocols that a fake fulfils in tests.
 
-What a model hands out has types of its own: `C` is a running sequence's state, `P` the plan of a
-step, `O` what a step leads to, and `T` a token that may still be computed. The scheduler takes
-them from the model and hands them back, and reads no more of them than their protocols say.
+The state of a running sequence, the plan of a step and a token that is still computed are opaque
+here: the scheduler takes them from the model, and hands them back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-from ..cachestore.state import Checkpoint, Span
 from ..models.memory_profile import Held
 from ..models.params import Row, Token
 
+State: TypeAlias = Any
+"""A running sequence's state. Of it the scheduler reads `suffix_length`: tokens of its own."""
 
-class SequenceCache(Protocol):
-    """A running sequence's state, which only its runner reads and writes.
+Plan: TypeAlias = Any
+"""A step as it is planned and priced."""
 
-    Attributes:
-        suffix_length: tokens whose state it has of its own, where that still grows.
-    """
-
-    @property
-    def suffix_length(self) -> int: ...  # noqa: D102  (described above)
+PendingToken: TypeAlias = Any
+"""A token that may still be computed."""
 
 
 class ForwardOutput(Protocol):
-    """What came of one token each of some sequences.
-
-    Attributes:
-        errors: what was raised for single sequences, by their place.
-    """
+    """Logits that follow one token, or the last one, of some sequences."""
 
     @property
-    def errors(self) -> dict[int, BaseException]: ...  # noqa: D102  (described above)
+    def errors(self) -> dict[int, BaseException]:
+        """Faults of single sequences, by their place."""
+        ...
 
 
-C = TypeVar("C", bound=SequenceCache)
-P = TypeVar("P")
-O = TypeVar("O", bound=ForwardOutput)  # noqa: E741  (a letter, as its neighbours)
-T = TypeVar("T")
-S = TypeVar("S", bound=Span)
-K = TypeVar("K", bound=Checkpoint)
-T_co = TypeVar("T_co", covariant=True)
-C_contra = TypeVar("C_contra", bound=SequenceCache, contravariant=True)
-P_contra = TypeVar("P_contra", contravariant=True)
-K_co = TypeVar("K_co", bound=Checkpoint, covariant=True)
-
-
-class SamplerOutput(Protocol[T_co]):
-    """Tokens that were sampled.
-
-    Attributes:
-        errors: what was raised for single sequences, by their place.
-    """
+class SamplerOutput(Protocol):
+    """Tokens that were sampled."""
 
     @property
-    def errors(self) -> dict[int, BaseException]: ...  # noqa: D102  (described above)
+    def errors(self) -> dict[int, BaseException]:
+        """Faults of single sequences, by their place."""
+        ...
 
-    def pending(self, place: int) -> T_co:
+    def pending(self, place: int) -> PendingToken:
         """Name a token, which may still be computed."""
         ...
 
@@ -67,136 +47,130 @@ class SamplerOutput(Protocol[T_co]):
 
 
 class MemoryProfile(Protocol):
-    """What sequences take; `models.memory_profile.MemoryProfile` is the real one."""
+    """Sizes of sequences; `models.memory_profile.MemoryProfile` is the real one."""
 
     def kept(self, tokens: int) -> int:
-        """What tokens that were computed take once they are stored, in bytes."""
+        """Bytes of computed tokens once they are stored."""
         ...
 
     def start(self, tokens: int, context: int) -> Held:
-        """What a sequence takes that has `tokens` of its `context` left to compute."""
+        """Size of a sequence that has `tokens` of its `context` left to compute."""
         ...
 
     def worst_case(self, context: int) -> Held:
-        """What a sequence of this length may take, alone: what is admitted by it is served."""
+        """Upper bound of a sequence of this length, alone: what is admitted by it is served."""
         ...
 
 
-class Placement(Protocol[C_contra, S, K_co]):
+class Placement(Protocol):
     """Where the state of sequences lies; `models.kv.placement.Placement` is the real one."""
 
-    def capture(self, cache: C_contra) -> K_co:
-        """Copy what is non-trimmable at a sequence's present offset."""
+    def capture(self, cache: State) -> Any:
+        """Copy what is non-trimmable at a sequence's present offset: a checkpoint."""
         ...
 
-    def lease(self, cache: C_contra, spans: Sequence[S]) -> None:
+    def lease(self, cache: State, spans: Any) -> None:
         """Have a sequence read its leased tokens from other spans."""
         ...
 
-    def take_packed(self, cache: C_contra) -> Sequence[S]:
-        """Pack all that a sequence does not lease, and hand it over, in order."""
+    def take_packed(self, cache: State) -> Sequence[Any]:
+        """Pack all that a sequence does not lease, and hand the spans over, in order."""
         ...
 
-    def replace_own(self, cache: C_contra, spans: Sequence[S]) -> None:
+    def replace_own(self, cache: State, spans: Any) -> None:
         """Have a sequence lease spans that hold what was packed of it."""
         ...
 
-    def close(self, cache: C_contra) -> None:
+    def close(self, cache: State) -> None:
         """Give back what a sequence holds of a batch. Idempotent."""
         ...
 
 
-class Opener(Protocol[C, S, K]):
-    """Makes the state of sequences; `models.runner.ModelRunner` is the real one.
-
-    Attributes:
-        placement: where their state lies.
-    """
+class Opener(Protocol):
+    """Makes the state of sequences."""
 
     @property
-    def placement(self) -> Placement[C, S, K]: ...  # noqa: D102  (described above)
+    def placement(self) -> Placement:
+        """Where their state lies."""
+        ...
 
-    def open(self, offset: int, spans: Sequence[S], checkpoint: K | None) -> C:
+    def open(self, offset: int, spans: Any, checkpoint: Any) -> State:
         """Make the state of a sequence that resumes at `offset`."""
         ...
 
 
-class StepPlanner(Protocol[C_contra, P]):
-    """Plans steps and prices them; `models.runner.ModelRunner` is the real one.
-
-    Attributes:
-        profile: what sequences take.
-    """
+class StepPlanner(Protocol):
+    """Plans steps and prices them."""
 
     @property
-    def profile(self) -> MemoryProfile: ...  # noqa: D102  (described above)
+    def profile(self) -> MemoryProfile:
+        """Sizes of sequences."""
+        ...
 
-    def held_by(self, caches: Iterable[C_contra]) -> Held:
-        """What running sequences have of their own."""
+    def held_by(self, caches: Iterable[State]) -> Held:
+        """Size of what running sequences have of their own."""
         ...
 
     def plan(
         self,
-        decode: Sequence[C_contra],
-        prefill: tuple[C_contra, int] | None,
+        decode: Sequence[State],
+        prefill: tuple[State, int] | None,
         *,
         completes: bool,
         coming: int,
         may_copy: bool,
-    ) -> P:
+    ) -> Plan:
         """Plan a step.
 
         Args:
             decode: sequences that get a token each, in the order of these tokens.
             prefill: the sequence whose prompt advances, and by how many tokens.
             completes: that prompt is complete then.
-            coming: how many more will soon get a token each, with those that do now.
+            coming: number of sequences that will soon decode too.
             may_copy: state may be copied where the step could do without.
         """
         ...
 
-    def cost(self, plan: P) -> Held:
-        """What a plan takes at its peak, over what is held before it."""
+    def cost(self, plan: Plan) -> Held:
+        """Peak size of a plan, over what is held before it."""
         ...
 
 
-class ModelRunner(Protocol[C_contra, P_contra, O, T]):
-    """Runs a model as planned; `models.runner.ModelRunner` is the real one.
-
-    Attributes:
-        shapes: shapes of batches that were computed with.
-        overlaps: whether the device computes while the host goes on.
-        max_completing: tokens of a chunk that completes its prompt, at most.
-    """
+class ModelRunner(Opener, StepPlanner, Protocol):
+    """Runs a model as planned; `models.runner.ModelRunner` is the real one."""
 
     @property
-    def shapes(self) -> set[tuple[int, ...]]: ...  # noqa: D102  (described above)
-    @property
-    def overlaps(self) -> bool: ...  # noqa: D102  (described above)
-    @property
-    def max_completing(self) -> int: ...  # noqa: D102  (described above)
+    def shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of batches that were computed with."""
+        ...
 
-    def prefill(self, tokens: Sequence[int], cache: C_contra) -> None:
+    @property
+    def overlaps(self) -> bool:
+        """True if the device computes while the host goes on."""
+        ...
+
+    @property
+    def max_completing(self) -> int:
+        """Tokens of a chunk that completes its prompt, at most."""
+        ...
+
+    def prefill(self, tokens: Sequence[int], cache: State) -> None:
         """Advance a sequence over tokens of its prompt, and wait until that is computed."""
         ...
 
-    def complete(self, tokens: Sequence[int], cache: C_contra) -> O:
+    def complete(self, tokens: Sequence[int], cache: State) -> ForwardOutput:
         """Do so over the last tokens of its prompt; returns the logits of what follows."""
         ...
 
     def run(
-        self,
-        plan: P_contra,
-        caches: Sequence[C_contra],
-        tokens: Sequence[int | T],
-    ) -> O:
+        self, plan: Plan, caches: Sequence[State], tokens: Sequence[int | PendingToken]
+    ) -> ForwardOutput:
         """Launch the model on a token of each sequence, as planned.
 
-        A token is an id, or one that is still computed. Raises whatever the model raises for the
-        batch as a whole: the states of all are lost.
+        Raises whatever the model raises for the batch as a whole: the states of all are lost.
         """
         ...
 
-    def sample(self, output: O, rows: Mapping[int, Row]) -> SamplerOutput[T]:
+    def sample(self, output: Any, rows: Mapping[int, Row]) -> SamplerOutput:
         """Launch sampling for some of the sequences that ran, by their places."""
         ...

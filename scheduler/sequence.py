@@ -1,13 +1,14 @@
 """A request while the engine works on it."""
 
 import enum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..cachestore.node import Tokens, as_tokens
 from ..models.params import Row
-from .request import Request
+from .request import Request, Started
 from .times import Activity, Times
 
 if TYPE_CHECKING:
@@ -26,64 +27,53 @@ class SequenceStatus(enum.StrEnum):
     FINISHED = "finished"
 
 
+@dataclass
+class Prefill:
+    """How a sequence's prompt is computed."""
+
+    # offsets at which a chunk ends for a checkpoint, and why, ascending
+    boundaries: "dict[int, Reason]" = field(default_factory=dict)
+    frontier: int = 0  # offset of the last prompt checkpoint, from which decode ones are counted
+    awaited: int = 0  # tokens, from the first, that another request waits for
+    passed_over: int = 0  # tokens computed for later prompts of its tenant meanwhile
+    furthest: int = 0  # the most tokens whose state it held before it was preempted
+
+
+@dataclass
+class Bill:
+    """Charges to a sequence's tenant."""
+
+    prompt: int = 0  # tokens of the prompt that were charged when it last left the queue
+    answer: int = 0  # tokens of the answer that were charged
+    restored_bytes: int = 0  # bytes read from disk or copied for it, and not charged yet
+
+
 class Sequence:
     """A request's state on its way through the engine. Owned by the MLX thread.
 
     `cancelled` is the one attribute that another thread sets; the engine reads it at its
     next step.
-
-    Attributes:
-        tokens: what is prefilled, as the cache wants it: the prompt, and what was answered
-            before a preemption.
-        matched: prompt tokens that the trie recognised when it first started.
-        cached: prompt tokens whose state was restored then.
-        output: token ids of the answer so far.
-        pending: the place of the token after these among those that were sampled last, while it
-            is not read yet.
-        number: of its first start, among all.
-        times: what it does and waits for; None before it is queued.
-        needs: bytes that it lacked when memory was short for it, and those that may be used.
-        num_restored_bytes: bytes that were read from disk or copied for it and not charged yet.
-        num_charged: tokens of the answer that its tenant was charged for.
-        num_charged_of_prompt: tokens of the prompt, when it last left the queue.
-        end_token: the token that ended the answer; it is no part of it.
-        num_computed_tokens: tokens, from the first, whose state the model holds.
-        num_passed_over: prompt tokens computed for later ones of its tenant while its own waited.
-        is_due: it starts, or started, as its tenant's oldest that others have passed over for long.
-        precedence: of its tenant's prompts among other tenants', the lower the earlier, while it is
-            prefilled; see `precedence.py`.
-        num_retries: times that it started again since a call with others failed.
-        num_awaited: tokens of its prompt, from the first, that another request waits for.
-        lease: its hold on the cache; None before it starts.
-        chunk_boundaries: offsets at which its prefill stops for a checkpoint, and why, ascending.
-        frontier: offset of the last prompt checkpoint, from which decode ones are counted.
-        constraint: where its answer stands in its grammar, from its first start on, if it has one.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        # the tokens to prefill, as the cache wants them: the prompt, the answer before a
+        # preemption, and at the end a token that ended it
         self.tokens: Tokens = as_tokens(request.prompt)
         self.status = SequenceStatus.WAITING
         self.cancelled = False
-        self.output: list[int] = []
+        self.output: list[int] = []  # token ids of the answer so far
+        # place of the next token among those sampled last, while it is not read
         self.pending: int | None = None
-        self.number = 0
-        self.times: Times | None = None
-        self.needs: tuple[int, int] | None = None
-        self.num_restored_bytes = 0
-        self.num_charged = self.num_charged_of_prompt = 0
-        self.end_token: int | None = None
-        self.matched = self.cached = 0
-        self.num_computed_tokens = 0
-        self.num_passed_over = 0
-        self.is_due = False
-        self.precedence = 0.0
-        self.num_retries = self.num_awaited = 0
-        self.lease: Lease | None = None
-        self.chunk_boundaries: dict[int, Reason] = {}
-        self.frontier = 0
-        self._furthest = 0
+        self.num_computed_tokens = 0  # tokens, from the first, whose state the model holds
+        self.num_retries = 0  # restarts after a call that failed for several sequences
+        self.started: Started | None = None  # the event of its first start; None before
+        self.times: Times | None = None  # its activities; None before it is queued
+        self.lease: Lease | None = None  # its hold on the cache; None unless it runs
+        # the answer's place in its grammar, from the first start on, if it has one
         self.constraint: Constraint | None = None
+        self.prefill = Prefill()
+        self.bill = Bill()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -91,22 +81,17 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def computed(self) -> Tokens:
-        """The tokens whose state the model holds, as the cache wants them."""
-        end = [] if self.end_token is None else [self.end_token]
-        prompt = self.tokens[: self.num_prompt_tokens]
-        whole = np.concatenate([prompt, as_tokens([*self.output, *end])])
-        return whole[: self.num_computed_tokens]
-
-    @property
     def num_known_tokens(self) -> int:
         """Tokens of prompt and answer so far."""
         return self.num_prompt_tokens + len(self.output)
 
     @property
-    def has_advanced(self) -> bool:
-        """Whether it holds the state of more tokens than when it was last preempted."""
-        return self.num_computed_tokens > self._furthest
+    def computed(self) -> Tokens:
+        """The tokens whose state the model holds, as the cache wants them."""
+        tokens = self.tokens
+        if self.num_computed_tokens > len(tokens):
+            tokens = np.concatenate([as_tokens(self.request.prompt), as_tokens(self.output)])
+        return tokens[: self.num_computed_tokens]
 
     @property
     def num_left_to_prefill(self) -> int:
@@ -115,20 +100,41 @@ class Sequence:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether another request waits for tokens of it that are not in the cache yet."""
-        return self.lease is not None and self.lease.held < self.num_awaited
+        """True if another request waits for tokens of it that are not in the cache yet."""
+        return self.lease is not None and self.lease.held < self.prefill.awaited
 
     @property
     def num_left_to_share(self) -> int:
-        """Tokens to prefill until somebody can use them: another that waits, or else itself."""
+        """Tokens to prefill until a request that waits for them can start, or its own answer."""
         if self.is_awaited:
-            return max(0, self.num_awaited - self.num_computed_tokens)
+            return max(0, self.prefill.awaited - self.num_computed_tokens)
         return self.num_left_to_prefill
 
     @property
+    def has_advanced(self) -> bool:
+        """True if it holds the state of more tokens than when it was last preempted."""
+        return self.num_computed_tokens > self.prefill.furthest
+
+    @property
     def replays(self) -> bool:
-        """Whether the token after those that are computed is known, from before a preemption."""
+        """True if the token after the computed ones is known, from before a preemption."""
         return self.num_computed_tokens < self.num_known_tokens
+
+    @property
+    def last_known_token(self) -> int:
+        """The token that the next decode step takes, if none is pending."""
+        return self.output[self.num_computed_tokens - self.num_prompt_tokens]
+
+    @property
+    def wants_more(self) -> bool:
+        """True if its answer is not complete with the pending token."""
+        return len(self.output) + (self.pending is not None) < self.request.max_tokens
+
+    @property
+    def row(self) -> Row:
+        """The arguments of sampling."""
+        mask = None if self.constraint is None else self.constraint.mask
+        return Row(self.request.sampling, self.request.prompt, self.output, mask)
 
     def note(self, activity: Activity, now: float) -> None:
         """Say what it does or waits for from now on."""
@@ -138,30 +144,16 @@ class Sequence:
     def preempt(self, *, replay: bool) -> None:
         """Be ready to start again, without any state.
 
-        Args:
-            replay: what was answered is decoded again, not prefilled, so that each token is
-                computed as it was the first time.
+        With `replay` the answer so far is decoded again, not prefilled, so that each token is
+        computed as it was the first time.
         """
         self.status = SequenceStatus.PREEMPTED
-        self._furthest = max(self._furthest, self.num_computed_tokens)
-        answered = [] if replay else self.output
-        self.tokens = as_tokens([*self.request.prompt, *answered])
+        self.prefill.furthest = max(self.prefill.furthest, self.num_computed_tokens)
+        self.prefill.boundaries = {}
+        self.tokens = as_tokens([*self.request.prompt, *([] if replay else self.output)])
         self.num_computed_tokens = 0
         self.pending = self.lease = None
-        self.chunk_boundaries = {}
 
-    @property
-    def last_known_token(self) -> int:
-        """The token that the next decode step takes, where none is pending."""
-        return self.output[self.num_computed_tokens - self.num_prompt_tokens]
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether its answer is not complete with the token that is pending."""
-        return len(self.output) + (self.pending is not None) < self.request.max_tokens
-
-    @property
-    def row(self) -> Row:
-        """What sampling must know of this sequence."""
-        mask = None if self.constraint is None else self.constraint.mask
-        return Row(self.request.sampling, self.request.prompt, self.output, mask)
+    def end_with(self, token: int) -> None:
+        """Note a token that ended the answer and is no part of it; its state may be computed."""
+        self.tokens = as_tokens([*self.request.prompt, *self.output, token])

@@ -21,86 +21,55 @@ class SequenceStatistics(msgspec.Struct, frozen=True):
 
 
 class RequestStatistics(SequenceStatistics, frozen=True):
-    """One request that waits or runs, as `/status` shows it.
+    """One request that waits or runs, as `/status` shows it."""
 
-    Attributes:
-        priority: "interactive" or "batch".
-        activity: what it does or waits for.
-        seconds: of each activity so far.
-        needed_bytes: what it takes to start, where memory was short for it; None else.
-        usable_bytes: what may be held, of which that is; None else.
-    """
-
-    priority: str
-    activity: Activity
-    seconds: dict[Activity, float]
-    needed_bytes: int | None
-    usable_bytes: int | None
+    priority: str  # "interactive" or "batch"
+    activity: Activity  # what it does or waits for
+    seconds: dict[Activity, float]  # of each activity so far
+    needed_bytes: int | None  # what it takes to start, where memory was short for it; None else
+    usable_bytes: int | None  # what may be held, of which that is; None else
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """The ledger, in bytes; `buffers` counts allocations.
+    """The ledger, in bytes; `buffers` counts allocations."""
 
-    Attributes:
-        budget: what all of it may take at present; less than was configured while the
-            system is short of memory.
-        kv: of stored and leased tokens.
-        checkpoint: of whole states, stored or captured.
-        tail: what running sequences have of their own.
-        paging: on its way to disk, and nowhere else.
-        transient: reserved for the step that runs.
-    """
-
+    # what all of it may take at present; less than was configured while the system is short of
+    # memory
     budget: int = 0
-    kv: int = 0
-    checkpoint: int = 0
-    tail: int = 0
-    paging: int = 0
-    transient: int = 0
+    kv: int = 0  # of stored and leased tokens
+    checkpoint: int = 0  # of whole states, stored or captured
+    tail: int = 0  # what running sequences have of their own
+    paging: int = 0  # on its way to disk, and nowhere else
+    transient: int = 0  # reserved for the step that runs
     buffers: int = 0
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """State and totals of the engine, as of its last step.
-
-    Attributes:
-        step_seconds: that steps took, each from the end of the one before where requests ran.
-        prefill_tokens: prompt tokens really computed.
-        last_step_at: the engine's clock at the end of the last step, or when work came to an
-            idle engine, in seconds.
-        batch_shapes: shapes of batches that were computed with so far.
-        preemptions: of running sequences, for lack of memory.
-        yields: of running sequences that gave their slots to others.
-        page_ins: states that were read back from disk.
-        memory: what model state takes.
-        cache: as of the end of the last sequence.
-    """
+    """State and totals of the engine, as of its last step."""
 
     running: tuple[SequenceStatistics, ...] = ()
     steps: int = 0
+    # that steps took, each from the end of the one before where requests ran
     step_seconds: float = 0.0
+    # the engine's clock at the end of the last step, or when work came to an idle engine, in
+    # seconds
     last_step_at: float = 0.0
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
-    prefill_tokens: int = 0
+    prefill_tokens: int = 0  # prompt tokens really computed
     generation_tokens: int = 0
-    batch_shapes: int = 0
-    preemptions: int = 0
-    yields: int = 0
-    page_ins: int = 0
-    memory: MemoryUse = MemoryUse()
-    cache: CacheStatistics = CacheStatistics()
+    batch_shapes: int = 0  # shapes of batches that were computed with so far
+    preemptions: int = 0  # of running sequences, for lack of memory
+    yields: int = 0  # of running sequences that gave their slots to others
+    page_ins: int = 0  # states that were read back from disk
+    memory: MemoryUse = MemoryUse()  # what model state takes
+    cache: CacheStatistics = CacheStatistics()  # as of the end of the last sequence
 
 
 def describe_request(sequence: Sequence, now: float) -> RequestStatistics:
-    """Describe a queued request: its activity, and the seconds of each one so far.
-
-    Args:
-        sequence: of the request. It has `times`, since it was queued.
-        now: the engine's clock, in seconds.
-    """
+    """Describe a queued request: its activity, and the seconds of each one so far."""
     times = sequence.times or Times(Activity.SLOT, now)
-    needed, usable = sequence.needs or (None, None)
+    needed, usable = times.needs or (None, None)
     return RequestStatistics(
         **msgspec.structs.asdict(describe(sequence)),
         priority=sequence.request.priority.name.lower(),
@@ -119,7 +88,7 @@ def describe(sequence: Sequence) -> SequenceStatistics:
         conversation=sequence.request.conversation,
         status=sequence.status,
         prompt_tokens=sequence.num_prompt_tokens,
-        cached_tokens=sequence.cached,
+        cached_tokens=0 if sequence.started is None else sequence.started.cached,
         computed_tokens=sequence.num_computed_tokens,
         output_tokens=len(sequence.output),
     )

@@ -14,36 +14,34 @@ _MINUTE = 60.0
 _MOST = 1024
 """Buckets beyond which those that are full are looked for."""
 
+_ROUNDING = 1e-6
+"""Seconds: a client told to come after so much less than a whole one might find nothing yet."""
+
+_STARTS = 32
+"""Starts by which the rate of a queue is known."""
+
+_LONGEST = 60.0
+"""Seconds after which a client is told to come again, at the most."""
+
+_SEVERAL = 2
+
 
 class Terms(NamedTuple):
-    """Terms that are agreed with a tenant.
+    """Terms that are agreed with a tenant. `None` is no bound."""
 
-    Attributes:
-        weight: its share, positive.
-        running: the most requests of it that run at once; None for no bound.
-        waiting: the most requests of it that wait; None for no bound.
-        tokens_per_minute: the most tokens that it is charged in a minute, in the long run; None
-            for no bound.
-    """
-
-    weight: float = 1.0
-    running: int | None = None
-    waiting: int | None = None
+    weight: float = 1.0  # its share, positive
+    running: int | None = None  # the most requests of it that run at once
+    waiting: int | None = None  # the most requests of it that wait
+    # the most tokens that it is charged in a minute, in the long run
     tokens_per_minute: int | None = None
 
 
 class Share(NamedTuple):
-    """Service that a tenant was given.
+    """Service that a tenant was given."""
 
-    Attributes:
-        tenant: its name.
-        service: tokens per weight that it was charged, lifts included.
-        weight: its share, positive.
-    """
-
-    tenant: str
-    service: float
-    weight: float = 1.0
+    tenant: str  # its name
+    service: float  # tokens per weight that it was charged, lifts included
+    weight: float = 1.0  # its share, positive
 
 
 Agreed = Callable[[str], Terms]
@@ -52,27 +50,15 @@ Agreed = Callable[[str], Terms]
 
 @dataclass
 class _Bucket:
-    """Tokens that are left of a minute's; negative if more were charged."""
-
-    most: int
-    left: float
+    left: float  # tokens of a minute's; negative if more were charged
     at: float
-
-
-_ROUNDING = 1e-6
-"""Seconds: who is told to come after so much less than a whole one might find nothing yet."""
 
 
 class Quotas:
     """Tokens a minute of each tenant that has a bound: a bucket that holds those of one minute.
 
-    The queues of all models share it; safe to call from any thread.
-
-    Running requests go on when their tenant's bucket is empty, and are charged; waiting ones start
-    when it has something again.
-
-    Args:
-        agreed: with whom.
+    The queues of all models share it; safe to call from any thread. Running requests go on when
+    their tenant's bucket is empty, and are charged; waiting ones start when it has something again.
     """
 
     def __init__(self, agreed: Agreed) -> None:
@@ -84,97 +70,62 @@ class Quotas:
     def charge(self, tenant: str, tokens: float, now: float) -> None:
         """Take tokens out; less than nothing gives some back."""
         with self._lock:
-            if (bucket := self._filled(tenant, now)) is not None:
-                bucket.left -= tokens
+            if (most := self._agreed(tenant).tokens_per_minute) is not None:
+                self._filled(tenant, most, now).left -= tokens
 
     def refills_in(self, tenant: str, now: float) -> int:
         """Return the whole seconds until a tenant has tokens; 0 if it has some."""
         with self._lock:
-            bucket = self._filled(tenant, now)
-            if bucket is None or bucket.left > 0:
+            most = self._agreed(tenant).tokens_per_minute
+            if most is None:
+                self._buckets.pop(tenant, None)
                 return 0
-            return math.floor(-bucket.left * _MINUTE / bucket.most + _ROUNDING) + 1
+            left = self._filled(tenant, most, now).left
+            return 0 if left > 0 else math.floor(-left * _MINUTE / most + _ROUNDING) + 1
 
-    def _filled(self, tenant: str, now: float) -> _Bucket | None:
-        """Fill a tenant's bucket as time has passed; None where there is no bound."""
-        most = self._agreed(tenant).tokens_per_minute
-        if most is None:
-            self._buckets.pop(tenant, None)
-            return None
-        bucket = self._buckets.setdefault(tenant, _Bucket(most, most, now))
-        bucket.most = most
-        passed = max(0.0, now - bucket.at)
-        bucket.left = min(most, bucket.left + passed * most / _MINUTE)
+    def _filled(self, tenant: str, most: int, now: float) -> _Bucket:
+        """Fill a tenant's bucket as time has passed."""
+        bucket = self._buckets.setdefault(tenant, _Bucket(most, now))
+        bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / _MINUTE)
         bucket.at = now
         if len(self._buckets) > _MOST and now - self._dropped_at > 1:
             self._dropped_at = now
-            self._drop_full(now)
+            for name, each in list(self._buckets.items()):
+                if now - each.at > _MINUTE and each.left >= 0:
+                    del self._buckets[name]  # it would be full by now
         return bucket
 
-    def _drop_full(self, now: float) -> None:
-        """Forget tenants that were away for a minute: their buckets would be full."""
-        stale = [name for name, each in self._buckets.items() if now - each.at > _MINUTE]
-        for name in stale:
-            if self._buckets[name].left >= 0:
-                del self._buckets[name]
 
-
-_STARTS = 32
-_LONGEST = 60.0
-
-
-class DrainRate:
-    """Times at which the last requests left a queue."""
+class DrainRates:
+    """Times at which the last requests left the queues: of each tenant, and of all together."""
 
     def __init__(self) -> None:
-        self._left: deque[float] = deque(maxlen=_STARTS)
+        self._left: dict[str | None, deque[float]] = {None: deque(maxlen=_STARTS)}
 
-    def note(self, now: float) -> None:
-        """One has left."""
-        self._left.append(now)
+    def note(self, tenant: str, now: float) -> None:
+        """One of a tenant has left."""
+        for key in (None, tenant):
+            self._left.setdefault(key, deque(maxlen=_STARTS)).append(now)
 
-    def next_place_in(self, now: float, unknown: int) -> int:
+    def next_place_in(self, now: float, unknown: int, tenant: str | None = None) -> int:
         """Return the whole seconds until the next leaves, at the rate of the last ones; 1 to 60.
 
         Args:
             now: the present time, in seconds.
             unknown: the answer where none has left yet.
+            tenant: whose requests count; None for all.
         """
-        if not self._left:
+        left = self._left.get(tenant)
+        if not left:
             return unknown
-        took = now - self._left[0]
-        return math.ceil(min(max(took / len(self._left), 1.0), _LONGEST))
-
-
-class DrainRates:
-    """Times at which the last requests left: of all tenants together, and of each.
-
-    Attributes:
-        of_all: of all tenants together.
-    """
-
-    def __init__(self) -> None:
-        self.of_all = DrainRate()
-        self._own: dict[str, DrainRate] = {}
-
-    def of(self, tenant: str) -> DrainRate:
-        """A tenant's own, which says nothing of others' requests."""
-        return self._own.get(tenant) or DrainRate()
-
-    def note(self, tenant: str, now: float) -> None:
-        """One of a tenant has left."""
-        self.of_all.note(now)
-        self._own.setdefault(tenant, DrainRate()).note(now)
+        return math.ceil(min(max((now - left[0]) / len(left), 1.0), _LONGEST))
 
     def forget(self, tenant: str) -> None:
         """Keep a tenant's own no longer. Idempotent."""
-        self._own.pop(tenant, None)
+        self._left.pop(tenant, None)
 
     def __len__(self) -> int:
-        return len(self._own)
-
-
-_SEVERAL = 2
+        return len(self._left) - 1
 
 
 class TenantUse:
@@ -184,22 +135,18 @@ class TenantUse:
     called but `agreed`. What may wait is looked at before it is counted, so that two threads that
     queue at once may exceed a bound by one; a daemon's requests are queued by one thread.
 
-    Attributes:
-        agreed: a tenant's terms.
-        quotas: what is spent of its tokens a minute.
-        drained: how fast requests start; of a tenant that has none, nothing is kept.
-
     Args:
-        agreed: as above.
-        named: whether something is agreed with tenants by name, so that several are expected.
+        agreed: a tenant's terms.
+        named: says that something is agreed with tenants by name, so that several are expected.
     """
 
     def __init__(
         self, agreed: Agreed = lambda _: Terms(), named: Callable[[], bool] = lambda: False
     ) -> None:
-        self.agreed = agreed
+        self.agreed = agreed  # a tenant's terms
         self._named = named
-        self.quotas = Quotas(agreed)
+        self.quotas = Quotas(agreed)  # the tokens that are left of a minute's
+        # how fast requests start; of a tenant that has none, nothing is kept
         self.drained = DrainRates()
         self._lock = threading.Lock()
         self._parts: tuple[Places, ...] = ()  # replaced as a whole, so that it is read without lock
@@ -207,7 +154,7 @@ class TenantUse:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait, of all tenants."""
+        """Number of requests that wait, of all tenants."""
         return sum(part.waiting for part in self._parts)
 
     @property
@@ -221,7 +168,7 @@ class TenantUse:
             self._met |= {tenant}
 
     def waiting_of(self, tenant: str) -> int:
-        """How many requests of a tenant wait."""
+        """Return the number of requests of a tenant that wait."""
         return sum(part.waiting_of(tenant) for part in self._parts)
 
     def has_place(self, tenant: str) -> bool:
@@ -230,7 +177,7 @@ class TenantUse:
         return most is None or sum(part.running_of(tenant) for part in self._parts) < most
 
     def join(self, wake: Callable[[], object] | None = None) -> "Places":
-        """Count what a queue has, from now on.
+        """Count the requests of a queue from now on.
 
         Args:
             wake: called when a tenant for which requests wait there has a place again; None where
@@ -242,7 +189,7 @@ class TenantUse:
         return part
 
     def leave(self, part: "Places") -> None:
-        """Count what a queue has no more: it is gone. Idempotent."""
+        """Count the requests of a queue no more: it is gone. Idempotent."""
         with self._lock:
             self._parts = tuple(each for each in self._parts if each is not part)
             tenants = part.tenants
@@ -256,16 +203,13 @@ class TenantUse:
             self.drained.forget(tenant)
 
     def tell(self, tenant: str, besides: "Places | None" = None) -> None:
-        """Tell queues that a tenant may have a place, and wake those where it has one.
-
-        Args:
-            tenant: which requests must wait for; others' queues need not look.
-            besides: who knows already.
-        """
+        """Tell queues where requests of a tenant wait that it may have a place; wake them if so."""
         if self.agreed(tenant).running is None:
             return
         with self._lock:
-            told = [each for each in self._parts if each is not besides and each.change(tenant)]
+            told = [p for p in self._parts if p is not besides and p.wake and p.waiting_of(tenant)]
+            for each in told:
+                each.changes += 1
         if told and self.has_place(tenant):
             for each in told:
                 each.wake_owner()
@@ -281,38 +225,33 @@ class TenantUse:
 
 
 class Places:
-    """Which of them are one queue's: what waits and runs there, by tenant.
+    """One queue's requests that wait and run, by tenant.
 
     Attributes:
-        waiting: how many requests wait.
         changes: grows when a tenant whose requests wait here may have a place elsewhere.
     """
 
     def __init__(
         self, use: TenantUse, lock: threading.Lock, wake: Callable[[], object] | None
     ) -> None:
-        self._wake = wake
-        self.waiting = self.changes = 0
+        self.wake = wake  # wakes the engine that starts what waits here
+        self.waiting = self.changes = 0  # number of requests that wait
         self._use = use
         self._lock = lock
         self._waiting: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
 
     def waiting_of(self, tenant: str) -> int:
-        """How many requests of a tenant wait here."""
+        """Return the number of requests of a tenant that wait here."""
         return self._waiting[tenant]
 
     def running_of(self, tenant: str) -> int:
-        """How many requests of a tenant run here."""
+        """Return the number of requests of a tenant that run here."""
         return self._running[tenant]
-
-    def has_place(self, tenant: str) -> bool:
-        """Return True if a tenant has fewer requests running, with all models, than it may have."""
-        return self._use.has_place(tenant)
 
     @property
     def tenants(self) -> set[str]:
-        """Those of whom anything waits or runs here."""
+        """Tenants of whom anything waits or runs here."""
         return {*self._waiting, *self._running}
 
     def wait(self, tenant: str) -> None:
@@ -321,7 +260,7 @@ class Places:
             self._add_waiting(tenant, 1)
 
     def leave(self, tenant: str) -> None:
-        """Count it no more: it has neither started nor will."""
+        """Count a waiting request no more: it has neither started nor will."""
         with self._lock:
             self._add_waiting(tenant, -1)
         self._use.forget_idle(tenant)
@@ -343,17 +282,10 @@ class Places:
         self._use.forget_idle(tenant)
         self._use.tell(tenant, self)
 
-    def change(self, tenant: str) -> bool:
-        """Count a change if requests of a tenant wait here, and say so. Call it with the lock."""
-        if self._wake is None or not self._waiting[tenant]:
-            return False
-        self.changes += 1
-        return True
-
     def wake_owner(self) -> None:
         """Wake the engine that starts what waits here."""
-        if self._wake is not None:
-            self._wake()
+        if self.wake is not None:
+            self.wake()
 
     def _add_waiting(self, tenant: str, number: int) -> None:
         self.waiting += number

@@ -40,15 +40,10 @@ class ThreadStoppedError(RuntimeError):
 
 
 class _Job(NamedTuple):
-    """A call that waits.
+    """A call that waits."""
 
-    Attributes:
-        run: makes it.
-        cancel: ends its future without it.
-    """
-
-    run: Callable[[], None]
-    cancel: Callable[[], bool]
+    run: Callable[[], None]  # makes it
+    cancel: Callable[[], bool]  # ends its future without it
 
 
 @dataclass
@@ -62,9 +57,8 @@ class _Worker:
 class MLXThread:
     """Runs calls in order and, between them, steps of the attached workers in turn.
 
-    After each call every worker that has something to do gets a step, so that calls one after
-    the other keep nobody waiting for longer than one of them. A failing call ends its own future
-    and nothing else. All methods may be called from any thread.
+    After each call every worker that has something to do gets a step. A failing call ends its own
+    future and nothing else. All methods may be called from any thread.
 
     Args:
         on_exit: the thread's last call. It must release the thread's MLX streams: without
@@ -113,17 +107,12 @@ class MLXThread:
         return future
 
     def call(self, fn: Callable[[], T], timeout: float) -> T:
-        """Have the thread call `fn`, and wait for what it returns.
-
-        Args:
-            fn: what to call.
-            timeout: the most seconds to wait.
+        """Have the thread call `fn`, and wait for what it returns, or raises.
 
         Raises:
             ThreadStoppedError: the thread was stopped.
-            TimeoutError: `fn` did not return in time. It is not interrupted.
+            TimeoutError: `fn` did not return in `timeout` seconds. It is not interrupted.
             RuntimeError: called from the thread itself, which would wait for ever.
-            Exception: whatever `fn` raised.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("the MLX thread cannot wait for itself")

@@ -49,17 +49,14 @@ class Times:
     """A request's present activity, and the seconds of each one so far.
 
     One thread at a time notes; any thread may read.
-
-    Args:
-        activity: the first one.
-        now: the present time, in seconds, as everywhere here.
-        before: seconds of activities until now.
     """
 
     def __init__(
         self, activity: Activity, now: float, before: Mapping[Activity, float] | None = None
     ) -> None:
         self._state = _State(activity, now, before or {})
+        # bytes that it lacked when memory was short for it, and those that may be used
+        self.needs: tuple[int, int] | None = None
 
     @property
     def activity(self) -> Activity:

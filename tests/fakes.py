@@ -298,8 +298,8 @@ async def read(channel: EventChannel) -> list[Event]:
 class Unkept(NamedTuple):
     """What an engine asks of the cache's side."""
 
-    kv_cache: KVCacheManager[FakeState]
-    memory: MemoryPlanner[FakeState, FakePlan]
+    kv_cache: KVCacheManager
+    memory: MemoryPlanner
 
 
 def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
@@ -350,4 +350,4 @@ def make_request(
 
 def busy(queue: ConversationQueue) -> set[tuple[str, str]]:
     """Tenant and conversation of what was claimed and not released."""
-    return {(entry.tenant, entry.conversation) for _, entry in queue._order._running.values()}
+    return {(e.tenant, e.conversation) for _, e, _ in queue._order._running.values()}

@@ -79,6 +79,11 @@ NO_BACKENDS = {
     "memory": ("models/runtime.py", "daemon/memory_budget.py", "daemon/model_fit.py"),
     "output_rows": ("models/",),
 }
+# The most attributes that an instance has: what a reader must hold of it.
+ATTRIBUTES = {
+    ("scheduler/engine.py", "Engine"): 12,
+    ("scheduler/sequence.py", "Sequence"): 14,
+}
 # Names that say nothing, and so attract everything.
 NAMELESS = frozenset({"utils", "common", "helpers"})
 
@@ -223,6 +228,23 @@ def _may_have(module: str, source: str, name: str) -> bool:
     if (source + "." + name).endswith("_kernel") or source.endswith("_kernel"):
         return module.startswith("models/attention/")
     return True
+
+
+def attributes(source: str, name: str) -> set[str]:
+    """List the attributes that a class gives its instances: whatever it assigns to `self`."""
+    (found,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    parts = (part for node in ast.walk(found) for part in _written(node))
+    return {
+        part.attr
+        for part in parts
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.value, ast.Name)
+        and part.value.id == "self"
+    }
 
 
 def docstring_faults(module: str, source: str) -> list[str]:
@@ -386,6 +408,20 @@ def test_limits_are_few() -> None:
     """What the rest knows of a device fits into ten fields."""
     assert len(dataclasses.fields(Limits)) <= 10
     assert NAMES_DEVICES.keys() | REPORTS_THE_DEVICE <= set(modules())
+
+
+@pytest.mark.parametrize(("module", "name"), ATTRIBUTES)
+def test_class_has_few_attributes(module: str, name: str) -> None:
+    """A value that a class keeps must be held in mind by all who read it."""
+    found = attributes(read(module), name)
+    assert 0 < len(found) <= ATTRIBUTES[module, name], sorted(found)
+
+
+def test_attributes_are_found() -> None:
+    """Wherever they are assigned to, each once; those of other objects are not counted."""
+    source = "class A:\n def f(self):\n  self.a = self.b, other.c = 1, 2\n  self.d.append(1)\n"
+    source += "  self.e += 1\n  self.a: int = 3"
+    assert attributes(source, "A") == {"a", "b", "d", "e"}
 
 
 def test_reading_a_node_is_no_fault() -> None:

@@ -37,6 +37,7 @@ from umbel.scheduler.policy import ChunkSize
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.step import Step
 from umbel.scheduler.thread import Pace
 
 from .. import zoo
@@ -334,7 +335,8 @@ class ServerFixture:
 
     def cache_of(self, name: str) -> SequenceCache:
         """The state of a sequence that runs."""
-        return self.engine._kv_cache.caches[self.live[name]]
+        cache: SequenceCache = self.engine._kv_cache.caches[self.live[name]]
+        return cache
 
     def squeeze(self) -> None:
         """Take memory away, little by little, until one runs alone.
@@ -344,16 +346,16 @@ class ServerFixture:
         """
         before, nbytes, preempt = self.preemptions, 2 * self.budget, self.engine._preempt
 
-        def preempted(sequence: Sequence) -> None:
-            preempt(sequence)
+        def preempted(sequence: Sequence, step: Step) -> None:
+            preempt(sequence, step)
             self.allow(self.budget)
 
         vars(self.engine)["_preempt"] = preempted
-        while len(self.engine._running) > 1:
+        while len(self.engine._scheduler.running) > 1:
             nbytes = nbytes * 39 // 40
             self.allow(nbytes)
-            caches = self.engine._kv_cache.caches
-            if self.engine._memory.afford(self.engine._running, ChunkSize(CHUNK), caches) is None:
+            running, caches = self.engine._scheduler.running, self.engine._kv_cache.caches
+            if self.engine._memory.afford(running, ChunkSize(CHUNK), caches) is None:
                 self.step()
         del vars(self.engine)["_preempt"]
         assert self.preemptions > before
@@ -376,7 +378,7 @@ class ServerFixture:
         cache, ledger = self.assembly.cache, self.assembly.governor.ledger
         assert problems(cache) == []
         assert cache.leases() == {}
-        assert self.engine._running == []
+        assert self.engine._scheduler.running == []
         assert self.queue.running == 0
         assert self.assembly.runner.placement.sequences == {}
         assert ledger.held(Kind.TAIL).nbytes == 0

@@ -59,7 +59,7 @@ class Crowd:
 def tokens(server: ServerFixture) -> int:
     """How many tokens there is state of, wherever it lies; what several read counts once."""
     spans = [node.span for trie in server.assembly.cache.tries for node in trie.nodes()]
-    own = [
+    own: list[int] = [
         cache.offset - sum(span.length for span in cache.leased)
         for cache in server.engine._kv_cache.caches.values()
     ]

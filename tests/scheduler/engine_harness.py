@@ -142,7 +142,7 @@ class EngineHarness(Bench):
 
     def running(self) -> list[str]:
         """Who runs."""
-        return [sequence.request.id for sequence in self.engine._running]
+        return [sequence.request.id for sequence in self.engine._scheduler.running]
 
     def decoding(self, *names: str, tokens: int = 1) -> bool:
         """Whether they run and have made as many tokens."""
@@ -176,7 +176,7 @@ class EngineHarness(Bench):
             self._events.clear()
             assert problems(self.cache) == []
             assert set(self.slots()) <= set(self.running())
-            leases = {id(sequence.lease) for sequence in self.engine._running}
+            leases = {id(sequence.lease) for sequence in self.engine._scheduler.running}
             assert {id(lease) for lease in self.cache.leases()} == leases
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -203,7 +203,9 @@ class EngineHarness(Bench):
         self.until(lambda: not self.running() and not len(self._queue))
         for name, known in again.items():
             if not self.exact and self.cache.grid == 1 and self.cache.budget > 1 << 20:
-                assert self.live[name].cached >= known
+                started = self.live[name].started
+                assert started is not None
+                assert started.cached >= known
         self._check_answers()
 
     def _check_answers(self) -> None:

@@ -20,11 +20,12 @@ from structlog.testing import capture_logs
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.kv_cache_manager import KVCacheManager
-from umbel.scheduler.memory import MemoryPlanner, Shortage
+from umbel.scheduler.memory import MemoryPlanner
+from umbel.scheduler.paging import Paging
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
-from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
+from umbel.scheduler.step import Step, StepSummary
 from umbel.scheduler.tenants import TenantUse, Terms
 from umbel.scheduler.thread import Pace
 
@@ -172,7 +173,9 @@ class TestAnswers:
         sequence = bench.put("a", [1, 2], max_tokens=50)
         bench.engine.step()
         sequence.cancelled = True
-        bench.engine._yield(sequence)
+        step = Step(StepSummary())
+        bench.engine._put_back(sequence, step)
+        bench.engine._publish_events(step)
         assert len(bench.queue) == 0
         bench.put("b", [3], conversation="a", max_tokens=1)
         bench.drain()
@@ -350,7 +353,7 @@ class TestOrder:
         bench.drain()
         assert [bench.end(name).reason for name in ("a", "b")] == [FinishReason.LENGTH] * 2
 
-    def test_the_disk_knows_when_sequences_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_disk_knows_when_sequences_run(self) -> None:
         """The engine is idle before the first step and after the last; short memory counts too."""
         bench = Bench(max_batch=4)
         heard = _told_to_the_disk(bench)
@@ -359,11 +362,9 @@ class TestOrder:
         for _ in range(3):
             bench.engine.step()
         assert heard == [False, True, True]
-        for owner, name in ((Scheduler, "short"), (Shortage, "waits")):
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, name, property(lambda _: True))
-                bench.engine.step()
-            assert heard[-1] is False
+        bench.engine._last = StepSummary(is_short=True)
+        bench.engine.step()
+        assert heard[-1] is False
         bench.drain()
         bench.engine.step()
         assert heard[-2:] == [True, False]
@@ -371,9 +372,9 @@ class TestOrder:
     def test_an_idle_engine_has_new_state_written(self) -> None:
         """It asks for one more step where nothing is being written yet, and rests then."""
         bench = Bench()
-        manager = bench.engine._kv_cache
+        paging = bench.engine._kv_cache.paging
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(manager), "unwritten", True)
+            patch.setattr(type(paging), "unwritten", True)
             bench.put("a", [1, 2], max_tokens=1)
             while bench.engine.step() is Pace.BUSY:
                 pass
@@ -452,7 +453,7 @@ class TestPrompts:
         for _ in shorts:
             bench.engine.step()
         assert [short.num_left_to_prefill for short in shorts] == [0, 0]
-        assert long.num_passed_over == 2 * 4
+        assert long.prefill.passed_over == 2 * 4
         bench.drain()
         assert bench.tokens("long") == reference([9] * 60, 4)[0]
 
@@ -465,7 +466,7 @@ def _told_to_the_disk(bench: Bench) -> list[bool]:
         heard.append(busy)
         return False
 
-    bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+    bench.engine._kv_cache.paging.step = page  # type: ignore[method-assign, assignment]
     return heard
 
 
@@ -629,7 +630,7 @@ class TestShortOfMemory:
         """However slowly; ten seconds without a write are the end."""
         bench, written = Bench(), [0]
         monkeypatch.setattr(KVCacheManager, "writing", property(lambda _: True))
-        monkeypatch.setattr(KVCacheManager, "writes", property(lambda _: written[0]))
+        monkeypatch.setattr(Paging, "writes", property(lambda _: written[0]))
         monkeypatch.setattr(MemoryPlanner, "admits", lambda *_: False)
         bench.put("a", [1])
         for _ in range(5):
@@ -1031,7 +1032,7 @@ class TestWhenEventsArePublished:
         bench.put("a", [1], max_tokens=30)
         bench.engine.step()
         del seen[:]
-        bench.engine._afford = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        bench.engine._plan = lambda _: 1 / 0  # type: ignore[method-assign, assignment, return-value]
         bench.engine.step()
         assert seen == ["end"]
 

@@ -12,7 +12,7 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.restoration import Known
 from umbel.models.memory_profile import Held
 from umbel.scheduler.memory import MemoryPlanner
-from umbel.scheduler.policy import Batch, ChunkSize, plan
+from umbel.scheduler.policy import Batch, Call, ChunkSize, plan
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.statistics import MemoryUse
 
@@ -64,6 +64,7 @@ class Figures(FakeRunner):
 def end_of(batch: Batch) -> int:
     """Where the batch's chunk ends."""
     assert batch.prefill is not None
+    assert batch.prefill.end is not None
     return batch.prefill.end
 
 
@@ -149,7 +150,7 @@ class TestChunks:
         fixture.leave(room)
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.prefill == (alone, end)
+        assert batch.prefill == Call((alone,), end)
         assert fixture.aside == 10 * end
 
     def test_below_the_least_chunk_nothing_is_prefilled(self) -> None:
@@ -167,7 +168,7 @@ class TestChunks:
             fixture.leave(room)
             batch = fixture.afford([alone], 128)
             assert batch is not None
-            assert batch.prefill == (alone, end)
+            assert batch.prefill == Call((alone,), end)
 
     def test_a_chunk_is_cut_for_those_that_decode(self) -> None:
         """They all go on; the prompt gets what they leave."""
@@ -176,7 +177,7 @@ class TestChunks:
         fixture.leave(300 + 320)
         batch = fixture.afford(running, 128)
         assert batch is not None
-        assert (batch.prefill, list(batch.decode)) == ((long, 32), running[1:])
+        assert batch.calls == (Call(tuple(running[1:])), Call((long,), 32))
 
     @given(
         prompt=st.integers(2, 400),
@@ -210,8 +211,8 @@ class TestChunks:
             assert fixture.aside == 0
             assert decodes == 0 or room < 100 * decodes
         else:
-            assert list(batch.decode) == running[1:]
-            assert batch.prefill == ((long, fitting[0]) if fitting else None)
+            assert batch.decode == (Call(tuple(running[1:])) if decodes else None)
+            assert batch.prefill == (Call((long,), fitting[0]) if fitting else None)
             assert fixture.aside == (cost(fitting[0]) if fitting else 100 * decodes) <= room
 
     def test_fixed_chunks_are_held_instead(self) -> None:
@@ -220,7 +221,7 @@ class TestChunks:
         fixture.leave(1279 + 100)
         batch = fixture.afford([long, live], 128, grid=128)
         assert batch is not None
-        assert (batch.prefill, batch.decode) == (None, (live,))
+        assert batch.calls == (Call((live,)),)
         assert fixture.aside == 100
         assert fixture.afford([long], 128, grid=128) is not None, "alone it fits"
         fixture.leave(1279)
@@ -237,7 +238,7 @@ class TestHolding:
         fixture.leave(200 + 159)
         batch = fixture.afford([live[0], sequence(500), live[1]], 128)
         assert batch is not None
-        assert (batch.prefill, batch.decode, batch.coming) == (None, tuple(live), 0)
+        assert batch == Batch(Call(tuple(live)))
         assert fixture.aside == 200
 
     @pytest.mark.parametrize(("room", "coming"), [(400, 1), (399, 0)])
@@ -276,7 +277,7 @@ class TestHolding:
         fixture, live = PlannerFixture(buffers=4), decoding()
         batch = fixture.afford([sequence(500), live], 128)
         assert batch is not None
-        assert (batch.prefill, batch.decode) == (None, (live,))
+        assert batch.calls == (Call((live,)),)
         assert PlannerFixture(buffers=0).afford([live], 128) is None
 
     def test_the_cache_goes_before_a_chunk_is_cut(self) -> None:
@@ -502,7 +503,7 @@ def test_none_starts_beside_as_many_as_one_did_not_fit_beside() -> None:
         return fixture.planner.admits(new_request, NOTHING_KNOWN, beside)
 
     assert admitted(running)
-    fixture.planner.preempted(running)
+    fixture.planner.note_preemption(running)
     assert not admitted(running)
     assert not admitted([*running, decoding(3)])
     assert admitted(running[:1])

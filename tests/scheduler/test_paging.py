@@ -31,7 +31,8 @@ def world(tmp_path: Path) -> Iterator[PagedWorld]:
 
 def paging(world: PagedWorld) -> Paging:
     """What the engine would use."""
-    return Paging(world.pager, Pins(world.cache, NAMESPACE.fingerprint, world.tier))
+    pins = Pins(world.cache, NAMESPACE.fingerprint, world.tier)
+    return Paging(NAMESPACE.fingerprint, world.pager, pins)
 
 
 def sequence(end: int) -> Sequence:
@@ -61,7 +62,7 @@ def test_a_failure_turns_the_disk_off(
     """The request goes on, the status says why, and nothing is held for the disk any more."""
     engine, asking = paging(world), sequence(50)
     world.tier.slow = True  # what is being written stays so
-    assert engine.wait_for(asking, NAMESPACE)
+    assert engine.page_in(asking)
     engine.step()
     (node,) = [n for trie in world.cache.tries for n in trie.nodes() if n.writers]
     world.cache.evictor.evict(0)
@@ -70,7 +71,7 @@ def test_a_failure_turns_the_disk_off(
     monkeypatch.setattr(world.pager, where, broken)
     if where == "step":
         assert engine.step() is False
-    assert not engine.wait_for(asking, NAMESPACE)
+    assert not engine.page_in(asking)
     told = world.tier.statistics()
     assert (told.state, told.reason) == ("off", "it failed: ZeroDivisionError: by a mistake")
     assert engine.step() is False
@@ -83,9 +84,9 @@ def test_a_failure_turns_the_disk_off(
 
 def test_without_a_disk_nobody_waits(world: PagedWorld) -> None:
     """A cache in memory only has nothing to be read."""
-    engine = Paging(None, Pins(world.cache, NAMESPACE.fingerprint, None))
+    engine = Paging(NAMESPACE.fingerprint, None, Pins(world.cache, NAMESPACE.fingerprint, None))
     assert engine.step() is False
-    assert not engine.wait_for(sequence(50), NAMESPACE)
+    assert not engine.page_in(sequence(50))
     assert engine.page_ins == 0
 
 
@@ -93,17 +94,17 @@ def test_nobody_waits_for_ever_for_what_is_paged_out_again(world: PagedWorld) ->
     """A sequence asks four times, and makes do then; another one has a count of its own."""
     engine, asking, other = paging(world), sequence(50), sequence(50)
     for _ in range(3):
-        assert engine.wait_for(asking, NAMESPACE)
-        assert engine.wait_for(asking, NAMESPACE), "it is under way, and is not counted"
+        assert engine.page_in(asking)
+        assert engine.page_in(asking), "it is under way, and is not counted"
         while (
             not engine.page_ins or world.pager.request(NAMESPACE, asking.tokens).name != "NOTHING"
         ):
             assert world.tier.flush(10)
             engine.step()
         world.page_out()
-    assert not engine.wait_for(asking, NAMESPACE)
-    assert not engine.wait_for(asking, NAMESPACE)
-    assert engine.wait_for(other, NAMESPACE)
+    assert not engine.page_in(asking)
+    assert not engine.page_in(asking)
+    assert engine.page_in(other)
     del asking, other
     assert not world.pager._retries._begun, "a count goes with whom it is of"
 
@@ -111,10 +112,10 @@ def test_nobody_waits_for_ever_for_what_is_paged_out_again(world: PagedWorld) ->
 def test_state_on_disk_is_waited_for(world: PagedWorld) -> None:
     """Until it is in memory; a request for something else is not kept waiting."""
     engine = paging(world)
-    assert not engine.wait_for(sequence(0), NAMESPACE)
+    assert not engine.page_in(sequence(0))
     asking = sequence(50)
     for _ in range(500):
-        if not engine.wait_for(asking, NAMESPACE):
+        if not engine.page_in(asking):
             break
         assert world.tier.flush(10)
         engine.step()

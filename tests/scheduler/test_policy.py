@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from umbel.scheduler.order import Priority
 from umbel.scheduler.policy import (
     Batch,
+    Call,
     ChunkSize,
-    PrefillChunk,
     age,
     plan,
 )
@@ -33,18 +33,23 @@ def batch_sequence(prompt_length: int) -> Sequence:
     return made
 
 
-def only(batch: Batch) -> PrefillChunk:
+def only(batch: Batch) -> Call:
     """The one chunk of a batch."""
     assert batch.prefill is not None
     return batch.prefill
 
 
+def end_of(batch: Batch) -> int:
+    """Where the one chunk of a batch ends."""
+    end = only(batch).end
+    assert end is not None
+    return end
+
+
 def test_nothing_runs_in_an_empty_batch() -> None:
     """Without sequences there is nothing to compute."""
     batch = plan([], ChunkSize(4))
-    assert batch.empty
-    assert batch.prefill is None
-    assert batch.decode == ()
+    assert batch.calls == ()
 
 
 def test_who_will_decode_soon() -> None:
@@ -78,8 +83,8 @@ def test_one_chunk_is_prefilled_beside_every_decode() -> None:
     """Live sequences never wait for a prompt: each decodes while one prefill advances."""
     live, first, second, done = sequence(3, 3), sequence(9), sequence(9), sequence(3, 7)
     batch = plan([live, first, second, done], ChunkSize(4))
-    assert batch.prefill == (first, 4)
-    assert batch.decode == (live, done)
+    assert batch.prefill == Call((first,), 4)
+    assert batch.decode == Call((live, done))
 
 
 def test_a_restored_prefix_is_continued_on_the_grid() -> None:
@@ -102,13 +107,13 @@ def test_chunks_cover_the_prompt_on_an_absolute_grid(prompt: int, cached: int, c
     """Whatever was cached, chunks are contiguous, end on the grid, and at the prompt's end."""
     running = sequence(prompt, min(cached, prompt - 1))
     while (batch := plan([running], ChunkSize(chunk, grid=chunk))).prefill is not None:
-        assert not batch.decode
-        end = only(batch).end
+        assert batch.decode is None
+        end = end_of(batch)
         assert running.num_computed_tokens < end <= prompt
         assert end - running.num_computed_tokens <= chunk
         assert end % chunk == 0 or end == prompt
         running.num_computed_tokens = end
-    assert batch.decode == (running,)
+    assert batch.decode == Call((running,))
     assert running.num_computed_tokens == prompt
 
 
@@ -123,20 +128,21 @@ def test_every_sequence_is_decoded_or_waits_for_its_prefill(
     running = [sequence(*state) for state in states]
     batch = plan(running, ChunkSize(chunk))
     prefilling = [s for s in running if s.num_left_to_prefill]
-    assert list(batch.decode) == [s for s in running if not s.num_left_to_prefill]
+    decode = () if batch.decode is None else batch.decode.sequences
+    assert list(decode) == [s for s in running if not s.num_left_to_prefill]
     shortest = min(prefilling, key=lambda s: s.num_left_to_prefill, default=None)
-    assert (batch.prefill and batch.prefill.sequence) is shortest
-    assert batch.empty == (not running)
+    assert (batch.prefill and batch.prefill.sequences[0]) is shortest
+    assert bool(batch.calls) == bool(running)
 
 
 def test_a_short_prompt_passes_a_long_one() -> None:
     """The least work that is left goes first, also where the long prompt has begun."""
     long, short = sequence(3000, 500), sequence(11)
     batch = plan([long, short], ChunkSize(512))
-    assert batch.prefill == (short, 11)
+    assert batch.prefill == Call((short,), 11)
     oldest = sequence(9, 1)
     assert (
-        only(plan([sequence(11), oldest, sequence(8)], ChunkSize(4))).sequence is oldest
+        only(plan([sequence(11), oldest, sequence(8)], ChunkSize(4))).sequences[0] is oldest
     )  # of equals
 
 
@@ -153,11 +159,12 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
     while long.num_left_to_prefill:
         if all(s is long or not s.num_left_to_prefill for s in running):
             running = [long, sequence(next(arrivals))]
-        advances, end = only(plan(running, ChunkSize(chunk)))
+        batch = plan(running, ChunkSize(chunk))
+        advances, end = only(batch).sequences[0], end_of(batch)
         tokens = end - advances.num_computed_tokens
         advances.num_computed_tokens = end
         for earlier in running[: running.index(advances)]:
-            earlier.num_passed_over += tokens
+            earlier.prefill.passed_over += tokens
         passed += 0 if advances is long else tokens
     assert passed <= length + max(others)
 
@@ -165,10 +172,10 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
 def test_interactive_prompts_go_before_those_of_a_batch() -> None:
     """Also if they are longer; but not for ever, where more and more of them come."""
     batch, talk = batch_sequence(201), sequence(3001)
-    assert only(plan([batch, talk], ChunkSize(4096))).sequence is talk
-    assert only(plan([batch, sequence(4501)], ChunkSize(8192))).sequence is batch
+    assert only(plan([batch, talk], ChunkSize(4096))).sequences[0] is talk
+    assert only(plan([batch, sequence(4501)], ChunkSize(8192))).sequences[0] is batch
     passed = 0
-    while only(plan([batch, talk], ChunkSize(4096))).sequence is talk:
+    while only(plan([batch, talk], ChunkSize(4096))).sequences[0] is talk:
         age([batch, talk], talk, 100)
         passed += 100
         talk = sequence(101)
@@ -178,11 +185,10 @@ def test_interactive_prompts_go_before_those_of_a_batch() -> None:
 def test_a_tenants_precedence_is_before_what_is_left() -> None:
     """However short another's prompt is; of those that are alike the shortest goes first."""
     running = [sequence(40, tenant="a"), sequence(400, tenant="b"), sequence(90, tenant="c")]
-    for each, precedence in zip(running, (3.0, 1.0, 3.0), strict=True):
-        each.precedence = precedence
-    assert only(plan(running, ChunkSize(1000))).sequence is running[1]
+    precedence = {"a": 3.0, "b": 1.0, "c": 3.0}
+    assert only(plan(running, ChunkSize(1000), precedence)).sequences[0] is running[1]
     running[1].num_computed_tokens = 400
-    assert only(plan(running, ChunkSize(1000))).sequence is running[0]
+    assert only(plan(running, ChunkSize(1000), precedence)).sequences[0] is running[0]
 
 
 def test_only_later_ones_of_its_tenant_make_a_prompt_older() -> None:
@@ -190,4 +196,4 @@ def test_only_later_ones_of_its_tenant_make_a_prompt_older() -> None:
     first, other, later = sequence(9), sequence(9, tenant="b"), sequence(9)
     age([first, other, later], later, 5)
     age([first, other, later], other, 3)
-    assert [each.num_passed_over for each in (first, other, later)] == [5, 0, 0]
+    assert [each.prefill.passed_over for each in (first, other, later)] == [5, 0, 0]

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.policy import ChunkSize, age, plan
-from umbel.scheduler.precedence import LAG, Precedence, precedence
+from umbel.scheduler.policy import LAG, ChunkSize, PrefillShares, age, plan, precedence
 from umbel.scheduler.sequence import Sequence
 
 from ..fakes import make_request
@@ -32,19 +31,20 @@ class Prefills:
         self.computed = Counter[str]()
         self._chunk = chunk
         self._weights = weights or {}
-        self._precedence = Precedence()
+        self._shares = PrefillShares()
 
     def step(self, running: list[Sequence]) -> Sequence:
         """Compute the next chunk; returns whose."""
         tenants = {s.request.tenant for s in running if s.num_left_to_prefill}
-        self._precedence.note(running, {each: self._weights.get(each, 1) for each in tenants})
-        chunk = plan(running, ChunkSize(self._chunk)).prefill
+        weights = {each: self._weights.get(each, 1) for each in tenants}
+        order = self._shares.precedence(running, weights)
+        chunk = plan(running, ChunkSize(self._chunk), order).prefill
         assert chunk is not None
-        chosen, tokens = chunk.sequence, chunk.tokens
+        (chosen,), tokens = chunk.sequences, chunk.tokens
         age(running, chosen, tokens)
-        self._precedence.charge({chosen: tokens})
+        self._shares.charge(chosen.request.tenant, tokens, weights)
         self.computed[chosen.request.tenant] += tokens
-        chosen.num_computed_tokens = chunk.end
+        chosen.num_computed_tokens += tokens
         return chosen
 
     def until_complete(self, running: list[Sequence], sequence: Sequence) -> int:
@@ -150,37 +150,35 @@ class TestOwed:
     """Tokens that tenants are owed."""
 
     @staticmethod
-    def owed(precedence: Precedence, **weights: float) -> dict[str, float]:
+    def owed(shares: PrefillShares, **weights: float) -> dict[str, float]:
         """Say which tenants have prompts; returns what each is owed."""
-        precedence.note([], weights)
-        return precedence._owed
+        shares.precedence([], weights)
+        return dict(shares._owed)
 
     def test_each_token_is_owed_by_weight(self) -> None:
         """And paid to the tenant that it was computed for."""
-        made = Precedence()
-        self.owed(made, a=1, b=3)
-        made.charge({prompt(8, "a"): 80})
+        made, weights = PrefillShares(), {"a": 1, "b": 3}
+        made.charge("a", 80, weights)
         assert self.owed(made, a=1, b=3) == {"a": -60, "b": 60}
-        made.charge({prompt(8, "a"): 20, prompt(8, "b"): 300})
+        made.charge("a", 20, weights)
+        made.charge("b", 300, weights)
         assert self.owed(made, a=1, b=3) == {"a": 0, "b": 0}
 
     def test_time_without_prompts_earns_nothing(self) -> None:
         """A tenant that comes, or comes back, is owed nothing and owes nothing."""
-        made = Precedence()
-        self.owed(made, a=1)
-        made.charge({prompt(8, "a"): 100})
+        made = PrefillShares()
+        made.charge("a", 100, {"a": 1})
         assert self.owed(made, a=1, b=1) == {"a": 0, "b": 0}
-        made.charge({prompt(8, "b"): 100})
+        made.charge("b", 100, {"a": 1, "b": 1})
         self.owed(made, a=1)
         assert self.owed(made, a=1, b=1) == {"a": 50, "b": 0}
 
     def test_a_tenant_alone_is_paid(self) -> None:
         """It is owed no more than nothing then."""
-        made = Precedence()
-        self.owed(made, a=1, b=1)
-        made.charge({prompt(8, "b"): 100})
+        made = PrefillShares()
+        made.charge("b", 100, {"a": 1, "b": 1})
         self.owed(made, a=1)
-        made.charge({prompt(8, "a"): 30})
+        made.charge("a", 30, {"a": 1})
         assert self.owed(made, a=1) == {"a": 20}
-        made.charge({prompt(8, "a"): 100})
+        made.charge("a", 100, {"a": 1})
         assert self.owed(made, a=1) == {"a": 0}

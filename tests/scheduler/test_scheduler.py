@@ -3,17 +3,16 @@
 import weakref
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
-from unittest.mock import patch
 
 import msgspec
 import pytest
 
 from umbel.scheduler.order import Policy, Priority
-from umbel.scheduler.precedence import LAG
+from umbel.scheduler.policy import LAG
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.scheduler import _GAP, Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
-from umbel.scheduler.start import READ_AHEAD, Awaited
+from umbel.scheduler.start import READ_AHEAD, Awaited, Ranking, Selection
 
 from ..fakes import make_request
 
@@ -36,17 +35,10 @@ class Cache:
         """Return True if its state is on disk, or being read."""
         return sequence.request.conversation in self.on_disk
 
-    def page_in(self, sequence: Sequence) -> bool:
-        """Read it; a test says when that is done."""
-        return self.is_on_disk(sequence)
-
     def awaited(self, sequence: Sequence, running: list[Sequence]) -> Awaited | None:
         """Return its beginning if another one, that runs, prefills it."""
         behind = bool(running) and sequence.request.conversation in self.behind
         return Awaited(running[0], 10) if behind else None
-
-    def publish_early(self, awaited: Awaited) -> None:
-        """Nothing is published."""
 
     def known(self, sequence: Sequence) -> "Known":
         """All of a prompt is known, so that none is charged and they keep their order."""
@@ -72,26 +64,12 @@ class Memory:
         self.room = room
         self.asked: list[str] = []
 
-    @property
-    def usable(self) -> int:
-        """Its room."""
-        return self.room
-
-    def needed(self, sequence: Sequence) -> int:
-        """Its prompt."""
-        return len(sequence.tokens)
-
     def admits(self, sequence: Sequence, known: Known, running: list[Sequence]) -> bool:
         """Whether there is room beside those that run."""
         assert known.request == sequence.request.id
         assert sequence not in running
         self.asked.append(sequence.request.id)
         return sum(len(each.tokens) for each in [*running, sequence]) <= self.room
-
-    def make_room(self, sequence: Sequence, known: Known) -> bool:
-        """There is nothing to evict."""
-        del sequence, known
-        return False
 
 
 class SchedulerFixture:
@@ -103,6 +81,7 @@ class SchedulerFixture:
         self.scheduler = Scheduler(
             self.queue, cast("Any", self.cache), cast("Any", self.memory), max_batch
         )
+        self.last = Selection()
 
     def put(self, *names: str, tenant: str = "t", **more: Any) -> list[Sequence]:
         """Queue requests, each in a conversation of its own unless told otherwise."""
@@ -113,12 +92,39 @@ class SchedulerFixture:
             self.queue.put(each)
         return made
 
+    def start_one(self, ranking: Ranking | None = None) -> Sequence | None:
+        """Start the next one, as the engine does."""
+        while True:
+            ranking = ranking or self.scheduler.ranking()
+            found = self.last = self.scheduler.next_start(ranking, self.last.reserved_for)
+            started = found.start
+            if started is None or self.scheduler.start(started, cast("Any", self.known(started))):
+                return started
+
+    def known(self, sequence: Sequence) -> "Known":
+        """Look a sequence up."""
+        return self.cache.known(sequence)
+
     def start(self) -> list[str]:
         """Start all that may."""
-        started = []
-        while (sequence := self.scheduler.start_next()) is not None:
+        self.scheduler.charge()
+        ranking, started = self.scheduler.ranking(), list[Sequence]()
+        while (sequence := self.start_one(ranking)) is not None:
             started.append(sequence)
         return names_of(started)
+
+    def stuck(self) -> Sequence | None:
+        """Take out the one that can never start."""
+        return self.scheduler.take_stuck(self.last.short)
+
+    def yielding(self) -> Sequence | None:
+        """Return the one that yields, for another that starts next."""
+        if not self.scheduler.may_yield(self.last):
+            return None
+        self.scheduler.charge()
+        found = self.scheduler.next_to_yield(self.scheduler.ranking())
+        self.last = self.last._replace(reserved_for=found.claimant or self.last.reserved_for)
+        return found.victim
 
     @property
     def running(self) -> list[str]:
@@ -129,6 +135,11 @@ class SchedulerFixture:
     def preempted(self) -> list[str]:
         """Who is preempted, in order."""
         return names_of(self.scheduler.preempted)
+
+
+def service_of(fixture: SchedulerFixture, tenant: str) -> float:
+    """Tokens per weight that a tenant was charged."""
+    return fixture.queue._order.share(tenant).service
 
 
 def names_of(sequences: list[Sequence]) -> list[str]:
@@ -179,16 +190,13 @@ class TestStarting:
         monkeypatch.setattr(fixture.cache, "known", known)
         names = [f"r{n}" for n in range(12)]
         fixture.put(*names)
-        with fixture.scheduler.starting():
-            assert fixture.start() == names
+        assert fixture.start() == names
         assert all(asked.count(name) <= 3 for name in names), "order, whether it can start, charge"
         fixture.put("a", "b")
-        with fixture.scheduler.starting():
-            assert fixture.scheduler.start_next() is not None
+        assert fixture.start_one() is not None
         cached["d"] = 1 << 10
         fixture.put("c", "d")
-        with fixture.scheduler.starting():
-            assert fixture.start()[0] == "d"
+        assert fixture.start()[0] == "d"
 
     def test_the_queue_is_free_while_they_are_looked_at(
         self, monkeypatch: pytest.MonkeyPatch
@@ -238,14 +246,14 @@ class TestStarting:
         fixture.cache.on_disk = {"a", "c"}
         fixture.put("a", "b", "c", "d")
         assert fixture.start() == ["b", "d"]
-        assert fixture.scheduler.reading
+        assert fixture.last.reads
         fixture.cache.on_disk = {"c"}
         assert fixture.start() == ["a"]
-        assert fixture.scheduler.reading
+        assert fixture.last.reads
         fixture.cache.on_disk = set()
         assert fixture.start() == ["c"]
         assert fixture.start() == []
-        assert not fixture.scheduler.reading
+        assert not fixture.last.reads
         assert fixture.running == ["b", "d", "a", "c"]
 
     def test_only_the_first_are_read_ahead(self) -> None:
@@ -265,11 +273,11 @@ class TestStarting:
         fixture.cache.behind = fixture.cache.on_disk = {"b"}
         fixture.put("a", "b", "c")
         assert fixture.start() == ["a", "c"]
-        assert not fixture.scheduler.reading
+        assert not fixture.last.reads
         assert "b" not in fixture.memory.asked
         fixture.cache.behind = set()
         assert fixture.start() == []
-        assert fixture.scheduler.reading
+        assert fixture.last.reads
 
     def test_who_lacks_memory_holds_up_those_that_wait_for_the_disk(self) -> None:
         """What is read for a later one would take the memory that the first one waits for."""
@@ -277,7 +285,7 @@ class TestStarting:
         fixture.cache.on_disk = {"b"}
         fixture.put("a", "b")
         assert fixture.start() == []
-        assert not fixture.scheduler.reading
+        assert not fixture.last.reads
 
 
 class TestPreempting:
@@ -305,9 +313,9 @@ class TestPreempting:
         fixture = SchedulerFixture()
         assert fixture.scheduler.victim() is None
         (_, b) = fixture.put("a", "b")
-        fixture.scheduler.start_next()
+        fixture.start_one()
         assert fixture.scheduler.victim() is None
-        fixture.scheduler.start_next()
+        fixture.start_one()
         assert fixture.scheduler.victim() is b
 
     @pytest.mark.parametrize("reason", ["memory", "disk", "prefill"])
@@ -315,8 +323,8 @@ class TestPreempting:
         """Whatever it waits for: it was first."""
         fixture = SchedulerFixture(room=100)
         fixture.put("a", "b", "c")
-        fixture.scheduler.start_next()
-        b = fixture.scheduler.start_next()
+        fixture.start_one()
+        b = fixture.start_one()
         assert b is not None
         fixture.scheduler.preempt(b)
         fixture.memory.room = 10 if reason == "memory" else 100
@@ -324,7 +332,7 @@ class TestPreempting:
         fixture.cache.behind = {"b"} if reason == "prefill" else set()
         assert fixture.start() == []
         assert "c" not in fixture.memory.asked
-        assert fixture.scheduler.reading == (reason == "disk")
+        assert fixture.last.reads == (reason == "disk")
         fixture.memory.room, fixture.cache.on_disk, fixture.cache.behind = 100, set(), set()
         assert fixture.start() == ["b", "c"]
 
@@ -345,7 +353,7 @@ class TestYielding:
     @staticmethod
     def give(fixture: SchedulerFixture) -> tuple[str, list[str]]:
         """Have one yield, as the engine does; returns it, and who starts for it."""
-        sequence = fixture.scheduler.yielding()
+        sequence = fixture.yielding()
         assert sequence is not None
         sequence.preempt(replay=False)
         fixture.scheduler.put_back(sequence)
@@ -354,11 +362,11 @@ class TestYielding:
     def test_a_tenant_that_comes_gets_its_part(self) -> None:
         """A slot after the other, the youngest's; half of them, for two tenants of one weight."""
         fixture, _ = self.crowd()
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
         fixture.put("b0", "b1", "b2", tenant="b")
         assert self.give(fixture) == ("a3", ["b0"])
         assert self.give(fixture) == ("a2", ["b1"])
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
         assert fixture.running == ["a0", "a1", "b0", "b1"]
         assert fixture.preempted == []
 
@@ -372,59 +380,46 @@ class TestYielding:
         fixture.scheduler.remove(made[0])
         assert fixture.start() == ["a4"]
 
-    def test_prompts_know_how_many_slots_their_tenants_have(self) -> None:
-        """Until others' were computed for long; who decodes only has slots, and no prompts."""
+    def test_prompts_come_by_their_tenants_slots(self) -> None:
+        """Until others' were computed for long; nothing of tenants without prompts is kept."""
         fixture, made = self.crowd()
         (b,) = fixture.put("b0", tenant="b")
         self.give(fixture)
         made[2].num_computed_tokens = 4
-        fixture.scheduler.weigh()
-        assert [s.precedence for s in fixture.scheduler.running if s.num_left_to_prefill] == [3, 1]
-        fixture.scheduler.prefilled(b, 2 * LAG)
-        fixture.scheduler.weigh()
-        assert made[2].precedence == -LAG
-        assert b.precedence == 1
-
-    def test_where_nobody_has_a_prompt_the_queue_is_not_asked(self) -> None:
-        """Its lock is others', in each step; and nothing of tenants without prompts is kept."""
-        fixture, made = self.crowd()
-        (b,) = fixture.put("b0", tenant="b")
-        self.give(fixture)
-        made[2].num_computed_tokens = 4
-        fixture.scheduler.weigh()
-        fixture.scheduler.prefilled(b, 2 * LAG)
+        assert fixture.scheduler.prompt_precedence() == {"a": 3, "b": 1}
+        fixture.scheduler.advance_prompt(b, 2 * LAG)
+        b.num_computed_tokens = 0
+        assert fixture.scheduler.prompt_precedence() == {"a": -LAG, "b": 1}
         made[2].num_computed_tokens = b.num_computed_tokens = 10
-        with patch.object(fixture.queue, "shares", side_effect=AssertionError):
-            fixture.scheduler.weigh()
+        assert fixture.scheduler.prompt_precedence() == {}
         made[2].num_computed_tokens = b.num_computed_tokens = 4
-        fixture.scheduler.weigh()
-        assert [s.precedence for s in fixture.scheduler.running if s.num_left_to_prefill] == [3, 1]
+        assert fixture.scheduler.prompt_precedence() == {"a": 3, "b": 1}
 
     def test_what_it_was_given_is_charged_once(self) -> None:
         """Its prompt when it first starts, and each token of its answer."""
         fixture, made = self.crowd()
         fixture.cache.spared = 4
         (b,) = fixture.put("b0", tenant="b")
-        before = fixture.queue.shares(["a"])["a"].service
+        before = service_of(fixture, "a")
         made[3].output, made[3].num_computed_tokens = [1, 2, 3], 13
         assert self.give(fixture) == ("a3", ["b0"])
-        assert fixture.queue.shares(["a"])["a"].service == before + 3
-        assert fixture.queue.shares(["b"])["b"].service == before + 3 + 5, "it started as a stood"
+        assert service_of(fixture, "a") == before + 3
+        assert service_of(fixture, "b") == before + 3 + 5, "it started as a stood"
         fixture.scheduler.remove(b)
         assert fixture.start() == ["a3"]
-        assert fixture.queue.shares(["a"])["a"].service == before + 3
+        assert service_of(fixture, "a") == before + 3
 
     def test_what_is_restored_is_charged_by_its_bytes(self) -> None:
         """As many as the weights have cost as much as a decoded token."""
         fixture = SchedulerFixture()
         fixture.scheduler._token_bytes = 500
         (a,) = fixture.put("a0", tenant="a")
-        a.num_restored_bytes = 1000
+        a.bill.restored_bytes = 1000
         fixture.start()
-        a.num_restored_bytes += 250
+        a.bill.restored_bytes += 250
         fixture.scheduler.remove(a)
-        assert fixture.queue.shares(["a"])["a"].service == 2.5
-        assert a.num_restored_bytes == 0
+        assert service_of(fixture, "a") == 2.5
+        assert a.bill.restored_bytes == 0
 
     def test_what_was_not_computed_is_not_charged(self) -> None:
         """Of a prompt that ended in the middle."""
@@ -433,9 +428,9 @@ class TestYielding:
         (a,) = fixture.put("a0", tenant="a")
         fixture.start()
         a.status, a.num_computed_tokens = SequenceStatus.PREFILL, 4
-        assert fixture.queue.shares(["a"])["a"].service == 10
+        assert service_of(fixture, "a") == 10
         fixture.scheduler.remove(a)
-        assert fixture.queue.shares(["a"])["a"].service == 4
+        assert service_of(fixture, "a") == 4
 
     @pytest.mark.parametrize("reason", ["disk", "prefill"])
     def test_nobody_yields_to_who_could_not_start(self, reason: str) -> None:
@@ -444,7 +439,7 @@ class TestYielding:
         fixture.put("b0", tenant="b")
         fixture.cache.on_disk = {"b0"} if reason == "disk" else set()
         fixture.cache.behind = {"b0"} if reason == "prefill" else set()
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
         fixture.cache.on_disk, fixture.cache.behind = set(), set()
         assert self.give(fixture) == ("a3", ["b0"])
 
@@ -498,23 +493,23 @@ class TestYielding:
         fixture.cache.spared = 9
         (a,) = fixture.put("a0", tenant="a")
         fixture.start()
-        assert fixture.scheduler.take_stuck() is a
-        assert fixture.queue.shares(["a"])["a"].service == 10
+        assert fixture.stuck() is a
+        assert service_of(fixture, "a") == 10
         fixture.scheduler.remove(a)
-        assert fixture.queue.shares(["a"])["a"].service == 0
+        assert service_of(fixture, "a") == 0
 
     def test_nobody_yields_while_somebody_is_preempted(self) -> None:
         """It was first."""
         fixture, made = self.crowd()
         fixture.put("b0", tenant="b")
         fixture.scheduler.preempt(made[3])
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
 
     def test_one_that_was_cancelled_meanwhile_takes_no_slot(self) -> None:
         """Somebody else starts then."""
         fixture, _ = self.crowd()
         fixture.put("b0", tenant="b")
-        sequence = fixture.scheduler.yielding()
+        sequence = fixture.yielding()
         assert sequence is not None
         fixture.queue.remove("b0")
         sequence.preempt(replay=False)
@@ -553,11 +548,11 @@ class TestYieldingToItsTenant:
     def test_the_youngest_batch_answer_yields(self) -> None:
         """And the next one, to the next; another tenant's is never taken for it."""
         fixture, _ = self.crowd()
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
         fixture.put("i0", "i1", "i2", "i3", tenant="a")
         for pair in ("a2", ["i0"]), ("a1", ["i1"]), ("a0", ["i2"]):
             assert self.give(fixture) == pair
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
         assert fixture.running == ["b0", "i0", "i1", "i2"]
 
     def test_who_yielded_goes_on_when_nobody_interactive_could_start(self) -> None:
@@ -573,7 +568,7 @@ class TestYieldingToItsTenant:
                 sequence = next(each for each in [*asked, *made] if each.request.id == name)
                 sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 10
                 at_work += [sequence] if sequence in asked else []
-            assert fixture.scheduler.yielding() is None, "who is due keeps its slot"
+            assert fixture.yielding() is None, "who is due keeps its slot"
         batch = [place for place, name in enumerate(order) if name.startswith("a")]
         assert [order[place] for place in batch] == ["a0", "a1", "a2"]
         assert batch[0] < Policy().patience
@@ -590,7 +585,7 @@ class TestYieldingToItsTenant:
             (name,) = fixture.start()
             (sequence,) = (each for each in [*batch, *asked] if each.request.id == name)
             sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 10
-            yields += fixture.scheduler.yielding() is not None
+            yields += fixture.yielding() is not None
             fixture.scheduler.remove(sequence)
             ended.append(name)
         assert yields == 0
@@ -606,7 +601,7 @@ class TestYieldingToItsTenant:
         fixture.scheduler.remove(first)
         assert fixture.start() == ["a2"]
         made[2].status, made[2].num_computed_tokens = SequenceStatus.DECODE, 10
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
         fixture.cache.on_disk = set()
         assert self.give(fixture) == ("a2", ["i1"])
 
@@ -618,7 +613,7 @@ class TestYieldingToItsTenant:
         fixture.put("i0", tenant="a")
         assert self.give(fixture) == ("a2", ["b1"]), "b gets its part"
         assert self.give(fixture) == ("a1", ["i0"])
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
 
     @pytest.mark.parametrize("priority", Priority)
     def test_no_other_answer_yields(self, priority: Priority) -> None:
@@ -630,7 +625,7 @@ class TestYieldingToItsTenant:
             each.status, each.num_computed_tokens = SequenceStatus.DECODE, 10
         fixture.put("new", tenant="a", priority=priority)
         fixture.queue._order._tenants["a"]._num_passed_over = 99
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
 
     def test_one_of_the_same_conversation_does_not_yield(self) -> None:
         """It would be before the one that it yields to; another one yields, if there is one."""
@@ -643,7 +638,7 @@ class TestYieldingToItsTenant:
             each.status, each.num_computed_tokens = SequenceStatus.DECODE, 10
         fixture.put("i0", "i1", **session)
         assert self.give(fixture) == ("one", ["i0"])
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
         fixture.put("i2", tenant="a")
         assert self.give(fixture) == ("two", ["i2"])
 
@@ -654,7 +649,7 @@ class TestYieldingToItsTenant:
             each.status, each.num_computed_tokens = SequenceStatus.PREFILL, 3
         fixture.put("i0", "i1", tenant="a")
         assert self.give(fixture) == ("a0", ["i0"])
-        assert fixture.scheduler.yielding() is None
+        assert fixture.yielding() is None
 
 
 class TestStuck:
@@ -665,7 +660,7 @@ class TestStuck:
         fixture = SchedulerFixture(room=10)
         a, _ = fixture.put("a", "b")
         assert fixture.start() == ["a"]
-        assert fixture.scheduler.take_stuck() is None
+        assert fixture.stuck() is None
         assert len(fixture.queue) == 1
         fixture.scheduler.remove(a)
         assert fixture.start() == ["b"]
@@ -675,14 +670,14 @@ class TestStuck:
         fixture = SchedulerFixture(room=9)
         a, _ = fixture.put("a", "b")
         assert fixture.start() == []
-        assert fixture.scheduler.take_stuck() is a
+        assert fixture.stuck() is a
         assert a in fixture.scheduler
         assert names_of(fixture.queue.close()) == ["b"]
         assert fixture.start() == []
-        assert fixture.scheduler.take_stuck() is a
+        assert fixture.stuck() is a
         fixture.memory.room = 10
         assert fixture.start() == ["a"]
-        assert fixture.scheduler.take_stuck() is None
+        assert fixture.stuck() is None
         assert (fixture.running, fixture.preempted) == (["a"], [])
 
     def test_a_stuck_conversation_goes_on_when_it_is_told(self) -> None:
@@ -690,12 +685,12 @@ class TestStuck:
         fixture = SchedulerFixture(room=9)
         a, b = fixture.put("a", "b", conversation="c")
         fixture.start()
-        assert fixture.scheduler.take_stuck() is a
+        assert fixture.stuck() is a
         assert fixture.queue.offers() == []
         fixture.scheduler.remove(a)
-        assert fixture.scheduler.take_stuck() is None
+        assert fixture.stuck() is None
         assert fixture.start() == []
-        assert fixture.scheduler.take_stuck() is b
+        assert fixture.stuck() is b
 
     def test_a_preempted_one_can_be_stuck(self) -> None:
         """Where those that ran beside it have ended, and there is less memory now."""
@@ -705,21 +700,21 @@ class TestStuck:
         fixture.scheduler.preempt(b)
         fixture.memory.room = 9
         assert fixture.start() == []
-        assert fixture.scheduler.take_stuck() is None
+        assert fixture.stuck() is None
         fixture.scheduler.remove(a)
         assert fixture.start() == []
-        assert fixture.scheduler.take_stuck() is b
+        assert fixture.stuck() is b
         assert fixture.preempted == ["b"]
 
     def test_who_waits_for_something_else_is_not_stuck(self) -> None:
         """The disk answers some day; and an empty queue lacks nothing."""
         fixture = SchedulerFixture()
         assert fixture.start() == []
-        assert fixture.scheduler.take_stuck() is None
+        assert fixture.stuck() is None
         fixture.cache.on_disk = {"a"}
         fixture.put("a")
         assert fixture.start() == []
-        assert fixture.scheduler.take_stuck() is None
+        assert fixture.stuck() is None
         assert len(fixture.queue) == 1
 
     def test_who_was_cancelled_is_not_stuck(self) -> None:
@@ -728,7 +723,7 @@ class TestStuck:
         fixture.put("a")
         fixture.start()
         assert fixture.queue.remove("a") is not None
-        assert fixture.scheduler.take_stuck() is None
+        assert fixture.stuck() is None
         assert fixture.preempted == []
 
 

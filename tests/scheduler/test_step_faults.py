@@ -15,23 +15,23 @@ from .test_engine import Bench, PanicError
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6], "b": [2, 3, 4, 5, 6, 7], "c": [3, 4, 5]}
 PLACES: dict[str, Callable[[Bench], Any]] = {
-    "page": lambda bench: bench.engine._kv_cache,
     "refresh": lambda bench: bench.engine._kv_cache,
     "plan": lambda bench: bench.runner,
     "cost": lambda bench: bench.runner,
     "sample": lambda bench: bench.runner,
     "afford": lambda bench: bench.engine._memory,
     "record": lambda bench: bench.engine._memory,
-    "weigh": lambda bench: bench.engine._scheduler,
-    "yielding": lambda bench: bench.engine._scheduler,
-    "start_next": lambda bench: bench.engine._scheduler,
+    "prompt_precedence": lambda bench: bench.engine._scheduler,
+    "may_yield": lambda bench: bench.engine._scheduler,
+    "next_start": lambda bench: bench.engine._scheduler,
     "note": lambda bench: bench.queue,
     "claim": lambda bench: bench.queue,
-    "chunk_size": lambda bench: bench.engine._prefiller,
-    "store": lambda bench: bench.engine._prefiller,
-    "process_output": lambda bench: bench.engine._decoder,
+    "_chunk_size": lambda bench: bench.engine,
+    "_store": lambda bench: bench.engine,
+    "read": lambda bench: bench.engine._decoder,
     "end_step": lambda bench: bench.engine._report,
     "publish": lambda bench: bench.engine._report,
+    "step": lambda bench: bench.engine._kv_cache.paging,
 }
 """Methods that a step calls, and whose they are."""
 
@@ -84,7 +84,7 @@ def test_fault_that_stays_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: object) -> bool:
         raise ValueError("broken")
 
-    monkeypatch.setattr(bench.engine._kv_cache, "page", fail)
+    monkeypatch.setattr(bench.engine._kv_cache.paging, "step", fail)
     for name, prompt in PROMPTS.items():
         bench.put(name, prompt, deadline=1000)
     bench.drain()
@@ -113,13 +113,13 @@ def test_end_that_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
     end = bench.end("a")
     assert end == Finished(FinishReason.ERROR, end.error)
     assert isinstance(end.error, ComputationError)
-    assert bench.engine._running == []
+    assert bench.engine._scheduler.running == []
 
 
 PARTS: dict[str, Callable[[Bench], Any]] = {
     "forget": lambda bench: bench.engine._scheduler,
     "remove": lambda bench: bench.engine._scheduler,
-    "_charge": lambda bench: bench.engine._scheduler,
+    "charge": lambda bench: bench.engine._scheduler,
     "release": lambda bench: bench.queue,
     "end": lambda bench: bench.engine._kv_cache,
 }
@@ -137,7 +137,7 @@ def test_fault_in_one_end_keeps_no_other_from_ending(part: str, call: int) -> No
     for name, prompt in PROMPTS.items():
         bench.put(name, prompt, conversation=name)
     bench.engine.step()
-    assert len(bench.engine._running) == 3
+    assert len(bench.engine._scheduler.running) == 3
     patches = [
         fail_at(bench.engine._memory, "afford", 0, ValueError("broken")),
         fail_at(PARTS[part](bench), part, call, PanicError("broken too")),
@@ -156,7 +156,7 @@ def test_fault_in_one_end_keeps_no_other_from_ending(part: str, call: int) -> No
     assert told[1:] in (["request not ended in order"], ["state not kept"])
     bench.engine.step()
     assert bench.runner.live_states == 0
-    assert bench.engine._running == []
+    assert bench.engine._scheduler.running == []
     assert bench.queue.running == 0
     for name in PROMPTS:
         bench.put(f"{name} again", [7, 8, 9], conversation=name, max_tokens=5)

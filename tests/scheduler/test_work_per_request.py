@@ -102,7 +102,7 @@ def after_a_preemption(fixture: PlannerFixture, number: int) -> None:
     """Ask whether another may start where one was preempted."""
     runs, comes = sequence(1000), sequence(number)
     if not number:
-        fixture.planner.preempted([runs])
+        fixture.planner.note_preemption([runs])
     assert not fixture.planner.admits(comes, fixture.known(comes), [runs])
 
 
@@ -110,7 +110,7 @@ def short_of_memory(fixture: PlannerFixture, number: int) -> None:
     """Ask whether the disk tier is about to give something up, without one."""
     del number
     opener: Any = None
-    manager = KVCacheManager[Any](opener, fixture.world.cache, fingerprint="", interval=1 << 20)
+    manager = KVCacheManager(opener, fixture.world.cache, fingerprint="", interval=1 << 20)
     assert not manager.writing
 
 
