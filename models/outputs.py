@@ -1,4 +1,4 @@
-"""What a step leads to: logits, the tokens sampled from them, and names for such tokens."""
+"""The results of a step: logits, the tokens sampled from them, and names for such tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self, cast
@@ -10,7 +10,7 @@ from .runtime import launch
 
 
 class ForwardOutput:
-    """What came of one token each of some sequences.
+    """Logits after one token of each of some sequences.
 
     Attributes:
         logits: `[sequences, V]`, not yet evaluated; None where all failed.
@@ -79,7 +79,7 @@ NextToken = int | PendingToken
 
 
 def stacked(parts: Sequence[mx.array | None], rows: Sequence[int]) -> mx.array | None:
-    """Join the calls' logits; those that failed have somebody else's, as many as they need."""
+    """Join the logits of calls. A call that failed gets other rows, as many as it has."""
     done = next((part for part in parts if part is not None), None)
     if done is None or len(parts) == 1:
         return done

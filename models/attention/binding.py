@@ -30,10 +30,10 @@ class Attention:
     """Attention of a prepared model, in the place of mlx-lm's function.
 
     Attributes:
-        device: how it is computed.
+        backend: how it is computed.
     """
 
-    device: Backend
+    backend: Backend
 
     def __call__(
         self,
@@ -60,20 +60,8 @@ class Attention:
         Returns:
             `[rows, heads, tokens, size of a value]`.
         """
-        if self.device.launches_layers and queries.shape[2] > 1:
-            launch(queries)  # with all that is before it; while a step is traced there is one
-        return self._attend(queries, keys, values, cache, scale, mask, sinks)
-
-    def _attend(
-        self,
-        queries: mx.array,
-        keys: Any,
-        values: Any,
-        cache: Any,
-        scale: float,
-        mask: Any,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+        if self.backend.launches_layers and queries.shape[2] > 1:
+            launch(queries)  # with all that is before it
         layer = keys.layer if isinstance(keys, Keys) else cache
         if isinstance(layer, BatchedLayer):
             if layer.masks_itself:
@@ -89,9 +77,9 @@ class Attention:
                 products: Products = PLAIN
                 if isinstance(cache, QuantizedTokenLayerCache):
                     products = QuantizedProducts(cache.quantization)
-                return over_segments(queries, segments, scale, sinks, self.device, products)
+                return over_segments(queries, segments, scale, sinks, self.backend, products)
         if isinstance(keys, mx.array):
-            return self.device.attend(queries, keys, values, scale, mask, sinks)
+            return self.backend.attend(queries, keys, values, scale, mask, sinks)
         result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
         return result
 
@@ -101,7 +89,7 @@ def over_segments(
     segments: Sequence[Tensors],
     scale: float,
     sinks: mx.array | None,
-    device: Backend,
+    backend: Backend,
     products: Products = PLAIN,
 ) -> mx.array:
     """Attend from one token to several segments, with one softmax over all of them.
@@ -114,12 +102,12 @@ def over_segments(
         segments: `(keys, values)` each, `[1, kv_heads, tokens, size]`, or what `products` reads.
         scale: of the scores.
         sinks: `[heads]`, or None.
-        device: how it is computed.
+        backend: how it is computed.
         products: of queries and keys, shares and values.
     """
     batch, heads, _, size = queries.shape
     kv_heads = segments[0][0].shape[1]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-    (softmax,) = device.softmaxes([scores_of((grouped,), segments, products)])
-    output = merge([part_of(softmax, segments, products)], sinks, device)
+    (softmax,) = backend.softmaxes([scores_of((grouped,), segments, products)])
+    output = merge([part_of(softmax, segments, products)], sinks, backend)
     return output.astype(queries.dtype).reshape(batch, heads, 1, -1)

@@ -12,12 +12,12 @@ Segment = tuple[mx.array, ...]
 """A layer's tensors of consecutive tokens, `[1, kv_heads, tokens, size]` each."""
 
 Queries = tuple[mx.array, ...]
-"""What meets keys, `[..., n, size]`. In MLA it is two arrays: what meets latents, and what meets
-the keys' rotated part. They stay apart: CUDA's products copy what is cut out of one."""
+"""Queries, `[..., n, size]`. MLA has two arrays: those of latents, and those of the keys' rotated
+part. They stay separate: CUDA's products copy a slice of an array."""
 
 
 class Products(Protocol):
-    """How queries meet keys, and shares meet values."""
+    """The products of queries with keys, and of shares with values."""
 
     def scores(self, queries: Queries, segment: Segment) -> mx.array:
         """Multiply queries with keys: `[..., n, tokens]`."""

@@ -1,8 +1,8 @@
 """The layers of an exact batch: rows that share the model's products and nothing else.
 
-Each row attends on its own to keys in one piece, so that what it computes does not depend on
-who else is there, nor on how its state is cut into segments. Rows that are not used are there
-to keep the number of rows, and so every product's shape, the same.
+Each row attends on its own to keys in one piece, so that its results depend neither on the other
+rows nor on how its state is cut into segments. Unused rows keep the number of rows, and so the
+shape of every product, the same.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from .fetched import RotatedQueries
 class SeparateLayer(BatchedLayer):
     """Attention of rows that each keep a cache of mlx-lm's, or None for a row not in use."""
 
-    def __init__(self, rows: Sequence[Any], device: Backend) -> None:
+    def __init__(self, rows: Sequence[Any], backend: Backend) -> None:
         self._rows = rows
-        self._device = device
+        self._backend = backend
         self._held: list[tuple[mx.array, mx.array]] = []
 
     @property
@@ -80,31 +80,31 @@ class SeparateLayer(BatchedLayer):
     ) -> mx.array:
         keys, values = held
         if rotated is None:
-            return self._device.attend(queries, keys, values, scale, None, sinks)
+            return self._backend.attend(queries, keys, values, scale, None, sinks)
         mask = rotated.queries @ values.swapaxes(-1, -2)
-        return self._device.attend(queries, keys, keys, scale, mask, sinks)
+        return self._backend.attend(queries, keys, keys, scale, mask, sinks)
 
 
 def can_separate(caches: Sequence[Any]) -> bool:
-    """Whether these layers, a sequence's, can be rows that attend each by itself."""
+    """True if these layers, a sequence's, can be rows that attend each by itself."""
     return not any(type(layer) is ChunkedKVCache for layer in layer_caches_of(caches))
 
 
-def separate(rows: Sequence[list[Any] | None], device: Backend) -> list[Any]:
+def separate(rows: Sequence[list[Any] | None], backend: Backend) -> list[Any]:
     """View the caches of several sequences as those of one batch.
 
     Args:
         rows: for each row what the model would be called with, or None.
-        device: how attention is computed.
+        backend: how attention is computed.
     """
     used = next(row for row in rows if row is not None)
-    return [_layer([row and row[index] for row in rows], device) for index in range(len(used))]
+    return [_layer([row and row[index] for row in rows], backend) for index in range(len(used))]
 
 
-def _layer(caches: list[Any], device: Backend) -> Any:
+def _layer(caches: list[Any], backend: Backend) -> Any:
     used = next(cache for cache in caches if cache is not None)
     if type(used) is not CacheList:
         recurrent = type(used) is ArraysCache
-        return SeparateRecurrentLayer(caches) if recurrent else SeparateLayer(caches, device)
+        return SeparateRecurrentLayer(caches) if recurrent else SeparateLayer(caches, backend)
     parts = range(len(used.caches))
-    return CacheList(*[_layer([c and c.caches[i] for c in caches], device) for i in parts])
+    return CacheList(*[_layer([c and c.caches[i] for c in caches], backend) for i in parts])

@@ -1,9 +1,9 @@
-"""What differs by device: limits, and the operations that a model's layers call.
+"""The differences between devices: limits, and the operations that a model's layers call.
 
 A backend is a path of computing. `metal` is the base and uses MLX's operations alone; `cpu` and
 `cuda` replace some of them. Any path runs on any device, but CUDA's kernels, which need CUDA.
 
-Importing this package imports no MLX, as what MLX reads when it starts is settled in here.
+Importing this package imports no MLX: the environment that MLX reads when it starts is set in here.
 """
 
 import sys
@@ -26,7 +26,7 @@ Name = Literal["cpu", "metal", "cuda"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What scheduler and daemon know of a device.
+    """The properties of a device that scheduler and daemon know.
 
     Attributes:
         fp32: weights become fp32: the device has no other fast type.
@@ -34,11 +34,11 @@ class Limits:
             the last one's tokens are read.
         warms_up: kernels are compiled or loaded when they are first met, which must be before
             the first request.
-        host_reads: the host can read arrays where the device wrote them. Else what it reads is
-            moved to the host's memory, for good.
+        host_reads: the host can read arrays where the device wrote them. Else an array that the
+            host reads moves to the host's memory and stays there.
         prefill_chunk: prompt tokens that are best computed at once.
-        max_stall: seconds for which a call of a prompt may keep streams waiting, if the user does
-            not say.
+        max_stall: seconds for which a call of a prompt may keep streams waiting, unless the user
+            sets it.
         freed_bytes: freed buffers that MLX keeps for the next arrays, at most. Other programs use
             the memory of a Mac; a card's is free for them. A CPU's calls have ever other sizes,
             and the C library gives what is freed to any: nothing is kept there.
@@ -94,7 +94,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, model: Any) -> "OutputRows":
-        """Have a model's layers call this backend's operations; see `prepare.prepare`."""
+        """Make a model's layers call this backend's operations; see `prepare.prepare`."""
 
     @abstractmethod
     def attend(

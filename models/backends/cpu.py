@@ -135,7 +135,7 @@ def _masked(scores: mx.array, mask: mx.array | str | None, start: int, end: int)
 
 
 def _looking_back(scores: mx.array) -> mx.array:
-    """Mask, in place, what the last tokens must not see: whatever comes after each of them."""
+    """Mask, in place, the tokens that come after each of the last ones."""
     mx.eval(scores)
     count = scores.shape[-2]
     view: NDArray[np.float32] = np.array(scores, copy=False)
@@ -145,7 +145,7 @@ def _looking_back(scores: mx.array) -> mx.array:
 
 @lru_cache(maxsize=8)
 def _ahead(count: int) -> "NDArray[np.float32]":
-    """What is added to the scores of `count` tokens and themselves; every layer asks for it."""
+    """The causal mask of `count` tokens over themselves, to add; every layer uses it."""
     return np.triu(np.full((count, count), -np.inf, np.float32), 1)
 
 

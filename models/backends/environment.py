@@ -1,9 +1,9 @@
-"""What MLX reads from the environment when it starts: bounds, and where compiled code lies.
+"""The environment that MLX reads when it starts: bounds, and the folder of compiled code.
 
 MLX's CPU backend writes compiled functions to `mlx/VERSION/cpu` in the system's temporary folder,
-and loads what it finds there under the name of a function, whoever wrote it. Its CUDA backend does
-so in `mlx/VERSION/ptx`, unless `MLX_PTX_CACHE_DIR` is set. The temporary folder is `TMPDIR`, which
-MLX reads each time.
+and loads any file there that has the name of a function, whichever user wrote it. Its CUDA backend
+does so in `mlx/VERSION/ptx`, unless `MLX_PTX_CACHE_DIR` is set. The temporary folder is `TMPDIR`,
+which MLX reads each time.
 
 MLX compiles to a file under its final name. A process that is killed while it compiles, or a
 machine that loses power, leaves a part of one. MLX would load that at each later start, which is an
@@ -51,7 +51,7 @@ class KernelFolder:
 
 
 def set_bounds() -> None:
-    """Have MLX's CUDA backend keep more, and miss in its caches as often as it must.
+    """Raise the bounds of MLX's CUDA caches, and let them miss any number of times.
 
     Its caches of graphs and of attention plans count the misses of the whole life of a process, and
     raise "Cache thrashing is happening" after twice as many as they hold (`lru_cache.h` of MLX
@@ -65,7 +65,7 @@ def set_bounds() -> None:
 
 
 def keep_kernels() -> KernelFolder:
-    """Have MLX compile to umbel's cache folder, or to a new folder if others can change that.
+    """Make MLX compile to umbel's cache folder, or to a new folder if other users can change that.
 
     Python's own temporary files stay where they were. Programs that this process starts get the
     folder as their temporary one.

@@ -1,4 +1,4 @@
-"""What a device has for weights and state."""
+"""The memory that a device has for weights and state."""
 
 import os
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ _LARGE_MAC = 36 * 10**9
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What the device has for weights and state, in bytes.
+    """The memory of a device, in bytes.
 
     Attributes:
         name: of the memory.
         total: all of it.
-        recommended: what one process should use at most.
-        headroom: of that, what is left for activations of other programs and the allocator.
+        recommended: upper bound for one process.
+        headroom: part of it that is left to other programs and the allocator.
         buffers: allocations that a process may have.
     """
 
@@ -35,11 +35,11 @@ class DeviceMemory:
 
     @property
     def usable(self) -> int:
-        """What weights, state and request bodies may take together."""
+        """Bytes that weights, state and request bodies may take together."""
         return self.recommended - self.headroom
 
     def budget(self, resident: int, bodies: int) -> int:
-        """What is left for state; 0 or less where nothing is.
+        """Bytes that are left for state; 0 or less if none are.
 
         Args:
             resident: bytes of the weights.

@@ -36,7 +36,7 @@ class OutputRows:
 
     @contextmanager
     def only(self, rows: Sequence[int]) -> Iterator[None]:
-        """Have calls of the model compute the logits of these tokens until the block ends.
+        """Make calls of the model compute the logits of these tokens only, until the block ends.
 
         Without effect unless `known`.
 

@@ -36,7 +36,7 @@ _BACKEND, _OUTPUTS = "_prepared_for", "_output_rows"
 
 
 def prepare(model: Any, backend: Backend) -> OutputRows:
-    """Have a model's layers call the operations of a backend, and no other model's.
+    """Make a model's layers call the operations of a backend. Other models stay as they are.
 
     The last call counts. A model that is prepared for this backend stays as it is.
 
@@ -68,7 +68,7 @@ def prepare(model: Any, backend: Backend) -> OutputRows:
 
 
 def restore(model: Any) -> None:
-    """Have a model's layers be of mlx-lm's and MLX's classes again."""
+    """Give a model's layers mlx-lm's and MLX's classes back."""
     for _, layer in _layers(model):
         layer.__class__ = vars(layer).pop(_ORIGINAL, type(layer))
     vars(model).pop(_BACKEND, None)

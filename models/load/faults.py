@@ -14,12 +14,11 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def explain(error: Exception) -> str:
-    """Say why a trial of several sequences failed.
+    """Name the reason why a trial of several sequences failed.
 
-    Models do with the state of a layer what they like, and what they ask for may not be there:
-    that is raised in their code. An attribute or argument that our own code does not find is our
-    own mistake, and the log says so: it would pass for a model that cannot run in batches, and
-    nobody would miss the speed.
+    A model may use a layer's state in a way that a batch has no answer to: that raises in the
+    model's code. An error in umbel's own code is a fault of umbel's, and is logged: otherwise it
+    would pass for a model that cannot run in batches, and only be slow.
 
     Args:
         error: that was raised.
@@ -34,11 +33,11 @@ def explain(error: Exception) -> str:
 
 @contextmanager
 def failures_in_words(name: str, *passed: type[Exception]) -> Iterator[None]:
-    """Have whatever a model raises while it is tried out be an error of that model.
+    """Turn errors that a model raises while it is tried out into a `ModelLoadError`.
 
     Args:
         name: of the model.
-        passed: errors that are something else, and in words already.
+        passed: errors that have another cause, and pass as they are.
 
     Raises:
         ModelLoadError: the model failed.

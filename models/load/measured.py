@@ -1,8 +1,8 @@
-"""What was measured of a model, kept so that every start on this machine has the same figures.
+"""Measurements of a model, kept so that every start on this machine has the same figures.
 
-What computing takes varies from start to start: how far launching is ahead of computing decides
-which buffers are free in time. Which requests are admitted must not vary with it. So a model is
-measured once, and the figures are kept in a file that no later start replaces.
+The memory of computing varies from start to start: it depends on how far launching is ahead of
+computing, which decides when buffers are free. The admission of requests must not vary with it. So
+a model is measured once, and the figures are kept in a file that no later start replaces.
 """
 
 import json

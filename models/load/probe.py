@@ -1,4 +1,4 @@
-"""Whether a loaded model decodes in batches what it decodes alone."""
+"""Tries out if a loaded model gives a sequence in a batch what it gives the sequence alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ _MASK_AXES = (0, 4, 5)
 
 
 class Probed(NamedTuple):
-    """What was tried out of a model.
+    """The results of trying a model out.
 
     Attributes:
         one_by_one: why its sequences must decode one by one; None if they can run in batches.
@@ -85,7 +85,7 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
 
 
 class _Interruption(BaseException):
-    """Carries an error past those who catch the model's own."""
+    """Carries an error past code that catches the model's own."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -94,10 +94,10 @@ class _Interruption(BaseException):
 
 @contextmanager
 def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[..., mx.array]]:
-    """Give what calls a model, until `go_on` raises an error: it is raised here.
+    """Give a function that calls a model after each `go_on`. An error of `go_on` is raised here.
 
-    To try out and to measure a model are dozens of calls of it, which whoever stops the daemon
-    need not wait for.
+    To try out and to measure a model takes dozens of calls, for which a daemon that is stopped
+    does not wait.
     """
 
     def call(*args: Any, **options: Any) -> mx.array:
@@ -115,7 +115,7 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
 
 
 def probe(trials: Trials, backend: Backend, outputs: OutputRows) -> Probed:
-    """Try out whether the model gives rows of a batch what it gives single sequences, and how.
+    """Try out how rows of a batch get the logits and state that single sequences get.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
     layers read another layer's keys), so this is measured on the loaded model, and not looked
@@ -141,7 +141,7 @@ def probe(trials: Trials, backend: Backend, outputs: OutputRows) -> Probed:
 
 
 def _why_not(trials: Trials, backend: Backend, mask_axes: int) -> str | None:
-    """Try out one way; says what is wrong with it."""
+    """Try out one way; returns the reason against it, or None."""
     rounding = trials.rounding
     try:
         together = _together(trials, backend, PROBED, mask_axes)

@@ -1,8 +1,8 @@
 """Convolutions of recurrent layers over a few tokens, a channel each, as one kernel on CUDA.
 
 MLX has cuDNN plan a convolution for the exact numbers of rows and tokens (`conv.cpp` of MLX 0.32),
-which takes the host 180 to 300 ms on an H100, once a process. Each prompt that is new by its length
-waited for that, and so did all who decoded beside it. This kernel takes any numbers.
+which takes the host 180 to 300 ms on an H100, once a process. Each prompt of a new length waited
+for that, and so did all sequences that decoded. This kernel takes any numbers.
 """
 
 from functools import cache
