@@ -93,34 +93,27 @@ class ModelRunner:
 
     def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Probed:
         """Try out how the model's sequences run together, and measure what they take."""
-        exact = self._exact
-        probed = self._probe(loaded, model, measured)
-        if exact and (probed.mask_axes or not can_separate(loaded.layout.open().layers)):
+        exact, backend, layout = self._exact, self.backend, loaded.layout
+        of = () if measured is None else (loaded.fingerprint, backend)
+        probed = probed_once(
+            measured, of, lambda: probe(Trials(model, layout), backend, self._outputs)
+        )
+        if exact and (probed.mask_axes or not can_separate(layout.open().layers)):
             probed = Probed(_NOT_APART, head_known=probed.head_known)
         self._outputs.known = probed.head_known
         self.one_by_one = probed.one_by_one
         self.batches = self.one_by_one is None
         self.profile = measure(
-            loaded.layout,
+            layout,
             lambda tokens, cache: prefill(model, tokens, cache),
-            loaded.backend,
+            backend,
             loaded.text.vocab_size,
             contiguous=exact,
             multiple=EXACT_ROWS if exact and self.batches else 1,
             folder=measured,
-            of=() if measured is None else (loaded.fingerprint,),
+            of=of,
         )
         return probed
-
-    def _probe(self, loaded: LoadedModel, model: Any, folder: Path | None) -> Probed:
-        """Try out how the model's sequences decode together, or look up what was found out."""
-
-        def probed() -> Probed:
-            return probe(Trials(model, loaded.layout), self.backend, self._outputs)
-
-        if folder is None:
-            return probed()
-        return probed_once(folder, (loaded.fingerprint, self.backend), probed)
 
     def use(self, rules: Rules) -> None:
         """Plan by other rules. No sequence may run."""

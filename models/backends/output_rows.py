@@ -59,10 +59,16 @@ def head_class(name: str, layer: Any) -> type | None:
         name: of the layer, the last part.
         layer: of MLX's class.
     """
-    kind = _CLASSES.get(type(layer))
-    if kind is None or not (issubclass(kind, _Tied) or name in _HEADS):
-        return None
-    return kind
+    kind = type(layer)
+    if kind in {Embedding, QuantizedEmbedding}:
+        return _with(_Tied, kind)
+    if kind in {Linear, QuantizedLinear} and name in _HEADS:
+        return _with(_Head, kind)
+    return None
+
+
+def _with(computing: type, kind: type) -> type:
+    return type(kind.__name__, (computing, kind), {})
 
 
 class _Head:
@@ -85,27 +91,3 @@ class _Tied:
         """Compute them: `[rows, tokens, V]`, or `[wanted, 1, V]`."""
         logits: mx.array = super().as_linear(self.outputs.of(hidden))  # type: ignore[misc]
         return logits
-
-
-class HeadLinear(_Head, Linear):
-    """A head with plain weights."""
-
-
-class HeadQuantizedLinear(_Head, QuantizedLinear):
-    """A head with quantised weights."""
-
-
-class TiedEmbedding(_Tied, Embedding):
-    """An embedding with plain weights."""
-
-
-class TiedQuantizedEmbedding(_Tied, QuantizedEmbedding):
-    """An embedding with quantised weights."""
-
-
-_CLASSES: dict[type, type[_Head | _Tied]] = {
-    Linear: HeadLinear,
-    QuantizedLinear: HeadQuantizedLinear,
-    Embedding: TiedEmbedding,
-    QuantizedEmbedding: TiedQuantizedEmbedding,
-}

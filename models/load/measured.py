@@ -27,18 +27,20 @@ def key_of(*parts: Any) -> str:
 
 
 def measured_once(
-    folder: Path, key: str, names: set[str], measure: Callable[[], Figures]
+    folder: Path | None, key: str, names: set[str], measure: Callable[[], Figures]
 ) -> Figures:
     """Return the figures kept under a key; measure and keep them where there are none.
 
     Where the folder cannot be used, what was measured is returned all the same.
 
     Args:
-        folder: of all such files; made where it is missing.
+        folder: of all such files; made where it is missing. None measures now and keeps nothing.
         key: from `key_of`.
         names: of the figures.
         measure: finite figures, none below 0.
     """
+    if folder is None:
+        return measure()
     path = folder / f"{key}.json"
     kept = _read(path, names)
     if kept is not None:

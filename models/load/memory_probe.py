@@ -57,38 +57,27 @@ def measure(
         vocab_size: logits of a row.
         contiguous: see `MemoryProfile`.
         multiple: see `MemoryProfile`.
-        folder: where what varies is kept for later starts; None measures it now.
-        of: what names the model there.
+        folder: where the figures that vary are kept for later starts; None measures them now.
+        of: the names of the model and of its backend there.
     """
     sizes = measure_sizes(layout, prefill)
-    if folder is None:
-        transients = measure_transients(layout, prefill, backend.block)
-    else:
-        key = key_of(
-            *(_FORMAT, getattr(mx, "__version__", ""), *of, backend),
-            *(contiguous, multiple, sizes),
-        )
-        names = {field.name for field in fields(Transients) if field.init}
-        kept = measured_once(
-            folder,
-            key,
-            names,
-            lambda: _figures(measure_transients(layout, prefill, backend.block), names),
-        )
-        whole = {name: int(kept[name]) for name in ("block", "step")}
-        found: dict[str, Any] = {**kept, **whole}
-        transients = Transients(**found)
+    names = {field.name for field in fields(Transients) if field.init}
+
+    def figures() -> dict[str, float]:
+        found = measure_transients(layout, prefill, backend.block)
+        return {name: getattr(found, name) for name in names}
+
+    versions = getattr(mx, "__version__", "")
+    key = key_of(_FORMAT, versions, *of, contiguous, multiple, sizes)
+    found: dict[str, Any] = dict(measured_once(folder, key, names, figures))
+    whole = {name: int(found[name]) for name in ("block", "step")}
     return MemoryProfile(
         sizes,
-        transients,
+        Transients(**(found | whole)),
         vocab_size,
         contiguous=contiguous,
         multiple=multiple,
     )
-
-
-def _figures(transients: Transients, names: set[str]) -> dict[str, float]:
-    return {name: getattr(transients, name) for name in names}
 
 
 def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:

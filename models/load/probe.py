@@ -61,14 +61,14 @@ class Probed(NamedTuple):
     head_known: bool = False
 
 
-def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
+def probed_once(folder: Path | None, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
     """Return what was found out at an earlier start; try it out where there was none.
 
     Why a model decodes one by one is in words, which are not kept: that is tried out anew.
 
     Args:
-        folder: where it is kept.
-        of: what names the model, and the way it is run, there.
+        folder: where it is kept; None tries it out now.
+        of: the names of the model and of its backend there.
         probe: tries it out.
     """
 
