@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pretended import Pretended
 from replay_traces import Request
 
-from umbel.cachestore.extents import Extent
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
-from umbel.cachestore.node import Tokens, TrieNode
+from umbel.cachestore.node import Extent, Tokens, TrieNode
 from umbel.cachestore.prefix_cache import Lease, PrefixCache
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.state import Layout
@@ -59,7 +58,7 @@ class Replay:
     def _page_in(self, prompt: Tokens) -> None:
         """Read what the disk has of a prompt, parents first, as the pager does."""
         trie = self.cache.tries.open(NAMESPACE)
-        for node in self.cache.missing(trie, prompt).nodes:
+        for node in self.cache.restoration.missing(trie, prompt, ()).nodes:
             if not self._room_below(trie, node.parent or trie.root, Size(len(node.tokens), 1)):
                 return
             trie.set_span(node, Pretended(len(node.tokens)))

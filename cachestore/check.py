@@ -155,13 +155,13 @@ def _file_problems(cache: PrefixCache) -> Iterator[str]:
             uses.update(extent.record.id for extent in node.extents)
             if node.persisted_checkpoint is not None:
                 uses[node.persisted_checkpoint.id] += 1
-    if uses != cache.tries.files.counts():
+    if uses != cache.tries.files.counts:
         yield "files are used other than it is counted"
 
 
 def _ledger_problems(cache: PrefixCache) -> Iterator[str]:
     kv, held = cache.ledger.held(Kind.KV), cache.ledger.held(Kind.CHECKPOINT)
-    captured = sum(c.checkpoint.nbytes for lease in cache.leases() for c in lease.captured)
+    captured = sum(c.checkpoint.nbytes for lease in cache.leases for c in lease.captured)
     every = [trie for tries in cache.pool.tries for trie in tries]
     if kv.nbytes != sum(trie.spans.size.nbytes for trie in every):
         yield f"the ledger has {kv.nbytes} bytes of spans, and the tries another sum"
@@ -173,9 +173,9 @@ def _ledger_problems(cache: PrefixCache) -> Iterator[str]:
 
 def _retain_problems(cache: PrefixCache) -> Iterator[str]:
     retained: Counter[int] = Counter()
-    for lease in cache.leases():
+    for lease in cache.leases:
         retained.update(id(node) for node in lease.deepest.path())
-    leased = Counter(cache.leases().values())
+    leased = Counter(lease.trie for lease in cache.leases)
     for trie in cache.tries:
         if trie.root.ref_count != leased[trie]:
             yield f"a root is retained {trie.root.ref_count} times, not as often as leased"
@@ -189,7 +189,7 @@ def _retain_problems(cache: PrefixCache) -> Iterator[str]:
 
 def _shared_problems(cache: PrefixCache) -> Iterator[str]:
     for namespace, trie in cache.tries.items():
-        known = cache.shared.ending_at(trie.root.end, namespace.base)
+        known = cache.pinned.ending_at(trie.root.end, namespace.base)
         if namespace.base and known is None and not trie.root.ref_count:
             yield "a trie follows a prompt that is not shared"
         if namespace.base != (digest(trie.root.tokens) if len(trie.root.tokens) else b""):
@@ -197,14 +197,14 @@ def _shared_problems(cache: PrefixCache) -> Iterator[str]:
 
 
 def _lease_problems(cache: PrefixCache) -> Iterator[str]:
-    leased, tries = cache.leases(), list(cache.tries)
-    used, live = set(leased.values()), set(tries)
+    tries = list(cache.tries)
+    used = {lease.trie for lease in cache.leases}
     for number, trie in enumerate(tries):
         if not trie.root.children and trie not in used:
             yield f"trie {number}: an empty trie that nobody uses"
-    for lease, trie in leased.items():
+    for lease in cache.leases:
         where = f"a lease of [0, {lease.held})"
-        if trie not in live:
+        if lease.trie not in tries:
             yield f"{where} belongs to a trie that was dropped"
         length = sum(span.length for span in lease.spans())
         if cache.layout.spans and length != lease.held:

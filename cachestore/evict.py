@@ -38,15 +38,11 @@ class Victim(NamedTuple):
     checkpoint: bool
 
 
-def _every(_trie: RadixTrie) -> bool:
-    return True
-
-
 def victims(
     tries: Iterable[RadixTrie],
     *,
     persisted: bool = False,
-    wanted: Callable[[RadixTrie], bool] = _every,
+    wanted: Callable[[RadixTrie], bool] = lambda _: True,
 ) -> Iterator[Victim]:
     """Yield evictable state, least valuable first, in one pass over the tries.
 
@@ -85,8 +81,8 @@ def victims(
             heapq.heappush(heap, _span_of(node, trie, next(serial)))
 
 
-def persisted_victims(
-    tries: Iterable[RadixTrie], wanted: Callable[[RadixTrie], bool] = _every
+def _persisted_victims(
+    tries: Iterable[RadixTrie], wanted: Callable[[RadixTrie], bool]
 ) -> Iterator[tuple[RadixTrie, TrieNode]]:
     """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
 
@@ -116,11 +112,9 @@ def _recency(node: TrieNode) -> int:
 
 def _last_on_disk(node: TrieNode) -> bool:
     """True if the node has files, nothing below it has, and no lease holds it."""
-    return (
-        not node.ref_count
-        and _has_files(node)
-        and not any(_has_files(child) for child in node.children.values())
-    )
+    if node.ref_count or not _has_files(node):
+        return False
+    return not any(_has_files(child) for child in node.children.values())
 
 
 def _has_files(node: TrieNode) -> bool:
@@ -168,8 +162,6 @@ class Evictor:
     """Takes state from the tries of a model, and for it from others'. Belongs to the MLX thread."""
 
     def __init__(self, tries: Tries, pool: MemoryPool) -> None:
-        self.evictions = 0
-        self.page_outs = 0
         self._tries = tries
         self._pool = pool
 
@@ -199,7 +191,7 @@ class Evictor:
             owned[tenant].append(trie)
         bounds = {tenant: self._pool.bounds(tenant) for tenant in owned}
         shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
-        on_disk = any(len(tries.files) for tries in models)
+        on_disk = any(tries.files.counts for tries in models)
         floored = any(share.floor for share in shares.values())
         for kept in stages(shares, limit.nbytes):
 
@@ -211,88 +203,34 @@ class Evictor:
             for persisted in (True, False) if on_disk else (False,):
                 if _stored(models).within(limit):
                     return
-                self._evict_excess(models, limit, excess, persisted=persisted, sparing=is_last)
-
-    def _evict_excess(
-        self,
-        models: list[Tries],
-        limit: Size,
-        excess: Callable[[RadixTrie], int],
-        *,
-        persisted: bool,
-        sparing: bool,
-    ) -> None:
-        """Evict to the limit, from tries whose tenant holds more than it keeps, by `excess` bytes.
-
-        A few nodes more go than necessary, because finding them takes a walk over all; with
-        `sparing`, none.
-        """
-        tries = [trie for trie in chain.from_iterable(models) if excess(trie) > 0]
-        due = 0 if sparing else sum(trie.totals.nodes for trie in tries) // _PAYS_FOR
-        for victim in victims(tries, persisted=persisted, wanted=lambda trie: excess(trie) > 0):
-            over = _stored(models) - limit
-            if due <= 0 and over.within(NOTHING):
-                return
-            due -= 1
-            node, trie = victim.node, victim.trie
-            if victim.checkpoint:
-                on_disk = node.persisted_checkpoint is not None
-                trie.drop_checkpoint(node)
-                trie.prune(node)
-            elif on_disk := node.persisted_end == node.end:
-                trie.page_out(node)
-            else:
-                most = excess(trie)
-                nbytes = most if over.within(NOTHING) else min(over.nbytes, most)
-                end = node.start if over.buffers > 0 else shortened(node, nbytes)
-                # What is on disk is left to it as a whole, and only if the rest is not enough.
-                trie.shorten(node, max(end, node.persisted_end))
-            self.page_outs += on_disk
-            self.evictions += not on_disk
+                _evict_excess(models, limit, excess, persisted=persisted, sparing=is_last)
 
     def forget_persisted(self, goal: int) -> int:
         """Forget the oldest files of all models until `goal` bytes are left; return how many nodes.
 
         State that is in memory too stays there.
         """
-        forgotten = 0
-        owners = _owners(self._pool.tries)
+        forgotten, owners = 0, _owners(self._pool.tries)
         bounds = {tenant: self._pool.bounds(tenant) for tenant in set(owners.values())}
         shares = {tenant: Share(bound.floor, bound.disk) for tenant, bound in bounds.items()}
+        has_spans = {trie: tries.layout.spans for tries in self._pool.tries for trie in tries}
         for kept in stages(shares, goal):
-            forgotten += self._forget_persisted(goal, owners, kept)
+
+            def wanted(trie: RadixTrie, kept: Mapping[str, int] = kept) -> bool:
+                tenant = owners[trie]
+                on_disk = sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
+                return tenant in kept and on_disk > kept[tenant]
+
+            if self._pool.stored_on_disk <= goal:
+                break
+            for trie, node in _persisted_victims(filter(wanted, owners), wanted):
+                if self._pool.stored_on_disk <= goal:
+                    break
+                _forget_files(trie, node, has_spans=has_spans[trie])
+                forgotten += 1
         for tries in self._pool.tries:
             tries.drop_empty()
         return forgotten
-
-    def _forget_persisted(
-        self, goal: int, owners: Mapping[RadixTrie, str], kept: Mapping[str, int]
-    ) -> int:
-
-        def wanted(trie: RadixTrie) -> bool:
-            tenant = owners[trie]
-            return tenant in kept and self._on_disk(tenant) > kept[tenant]
-
-        forgotten = 0
-        if self._pool.stored_on_disk <= goal:
-            return 0
-        has_spans = {trie: tries.layout.spans for tries in self._pool.tries for trie in tries}
-        for trie, node in persisted_victims(filter(wanted, owners), wanted):
-            if self._pool.stored_on_disk <= goal:
-                break
-            in_memory = node.span is not None or node.checkpoint is not None or node.ref_count
-            if in_memory or (node.children and not has_spans[trie]):
-                trie.persistence.drop_extents(node, node.start)
-                trie.persistence.drop_checkpoint(node)
-                trie.persistence.mark_clean(node)
-                trie.prune(node)
-            else:
-                trie.forget(node)
-            forgotten += 1
-        return forgotten
-
-    def _on_disk(self, tenant: str) -> int:
-        return sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
 
     def evictable(self, enough: Size | None = None) -> Size:
         """Size of state that is neither leased nor being written; counting stops at `enough`."""
@@ -311,7 +249,7 @@ class Evictor:
             for node in reversed(list(trie.nodes())):
                 if not (node.ref_count or node.children):
                     forgotten += len(node.tokens)
-                    self.evictions += 1
+                    self._tries.evictions += 1
                     trie.shorten(node, node.start)
             trie.spans.trim()
             _write_anew(trie)
@@ -319,39 +257,76 @@ class Evictor:
         return forgotten
 
 
+def _evict_excess(
+    models: list[Tries],
+    limit: Size,
+    excess: Callable[[RadixTrie], int],
+    *,
+    persisted: bool,
+    sparing: bool,
+) -> None:
+    """Evict to the limit, from tries whose tenant holds more than it keeps, by `excess` bytes.
+
+    A few nodes more go than necessary, because finding them takes a walk over all; with
+    `sparing`, none.
+    """
+    model_of = {trie: tries for tries in models for trie in tries if excess(trie) > 0}
+    due = 0 if sparing else sum(trie.totals.nodes for trie in model_of) // _PAYS_FOR
+    for victim in victims(model_of, persisted=persisted, wanted=lambda trie: excess(trie) > 0):
+        over = _stored(models) - limit
+        if due <= 0 and over.within(NOTHING):
+            return
+        due -= 1
+        node, trie = victim.node, victim.trie
+        if victim.checkpoint:
+            on_disk = node.persisted_checkpoint is not None
+            trie.drop_checkpoint(node)
+            trie.prune(node)
+        elif on_disk := node.persisted_end == node.end:
+            trie.page_out(node)
+        else:
+            most = excess(trie)
+            nbytes = most if over.within(NOTHING) else min(over.nbytes, most)
+            end = node.start if over.buffers > 0 else shortened(node, nbytes)
+            # What is on disk is left to it as a whole, and only if the rest is not enough.
+            trie.shorten(node, max(end, node.persisted_end))
+        model_of[trie].page_outs += on_disk
+        model_of[trie].evictions += not on_disk
+
+
+def _forget_files(trie: RadixTrie, node: TrieNode, *, has_spans: bool) -> None:
+    """Forget a node's files, and the node itself if it is on disk only."""
+    in_memory = node.span is not None or node.checkpoint is not None or node.ref_count
+    if in_memory or (node.children and not has_spans):
+        trie.persistence.drop_extents(node, node.start)
+        trie.persistence.drop_checkpoint(node)
+        trie.persistence.mark_clean(node)
+        trie.prune(node)
+    else:
+        trie.forget(node)
+
+
 def _evictable(trie: RadixTrie) -> Iterator[Size]:
-    """Yield what could be evicted of each node, after those below it."""
-    path = [_Visit(trie.root)]
+    """Yield the evictable size of each node, after those below it."""
+    path = [(trie.root, iter(trie.root.children.values()))]
+    stay: set[TrieNode | None] = set()  # nodes whose spans stay, as something below them does
     while path:
-        visit, node = path[-1], path[-1].node
-        if (child := next(visit.children, None)) is not None:
-            path.append(_Visit(child))
+        node, children = path[-1]
+        if (child := next(children, None)) is not None:
+            path.append((child, iter(child.children.values())))
             continue
         path.pop()
-        if not path:
-            return
-        stays = node.ref_count or node.writing
-        if stays or visit.stays_below:
-            path[-1].stays_below = True
-        if stays:
-            continue
-        if not visit.stays_below:
+        if node.ref_count or node.writing:
+            stay |= {node, node.parent}
+        elif node not in stay:
             yield size_in_memory(node)
-        elif node.checkpoint is not None:
+        else:
+            stay.add(node.parent)
             yield size_of(node.checkpoint)
 
 
-class _Visit:
-    """A node of a walk. `stays_below`: something below it stays, so its span does."""
-
-    def __init__(self, node: TrieNode) -> None:
-        self.node = node
-        self.children = iter(node.children.values())
-        self.stays_below = False
-
-
-def _owners(everybody: Iterable[Tries]) -> dict[RadixTrie, str]:
-    return {trie: namespace.tenant for tries in everybody for namespace, trie in tries.items()}
+def _owners(models: Iterable[Tries]) -> dict[RadixTrie, str]:
+    return {trie: namespace.tenant for tries in models for namespace, trie in tries.items()}
 
 
 def _stored(models: Iterable[Tries]) -> Size:

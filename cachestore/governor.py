@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from .ledger import Kind, Ledger, Size
 
 if TYPE_CHECKING:
-    from .pins import Pins
     from .prefix_cache import PrefixCache
+    from .shared import Pins
     from .tries import Tries
 
 
@@ -32,11 +32,6 @@ class TenantBounds(NamedTuple):
 
 Bounds = Callable[[str], TenantBounds]
 """Says what bounds a tenant has."""
-
-
-def unbounded(_tenant: str) -> TenantBounds:
-    """Bounds where no tenant has any."""
-    return TenantBounds()
 
 
 class Share(NamedTuple):
@@ -61,11 +56,8 @@ def stages(shares: Mapping[str, Share], room: int) -> list[dict[str, int]]:
         for tenant, share in shares.items()
         if share.most is not None
     }
-    found = [most] if most else []
-    found.append(floors)
-    if any(floors.values()):
-        found.append(dict.fromkeys(floors, 0))
-    return found
+    last = [dict.fromkeys(floors, 0)] if any(floors.values()) else []
+    return [*([most] if most else []), floors, *last]
 
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
@@ -112,7 +104,7 @@ class MemoryPool:
         self.busy: set[Governor] = set()
         self.pins: list[Pins] = []
         self.least: int | None = None
-        self.bounds: Bounds = unbounded
+        self.bounds: Bounds = lambda _: TenantBounds()
         self._floors = 0
         self._whole = Size()
         self._base = 0
@@ -132,7 +124,7 @@ class MemoryPool:
 
     def _check_floors(self) -> None:
         if self.least is not None and self._floors > self._whole.nbytes:
-            import structlog  # noqa: PLC0415  (commands read figures of this module, and are quick)
+            import structlog  # noqa: PLC0415  (commands use this module, and are quick)
 
             structlog.get_logger().warning(
                 "the cache floors of tenants are scaled down: they are over the budget",
@@ -144,13 +136,10 @@ class MemoryPool:
     @property
     def budget(self) -> Size:
         """Memory that all state may take at present."""
-        return Size(self._bytes(), self._whole.buffers)
-
-    def _bytes(self) -> int:
-        whole = self._whole.nbytes
         if self._share == 1.0:
-            return whole
-        return max(int(min(self._base, whole) * self._share), whole // _LEAST_SHARE)
+            return self._whole
+        nbytes = int(min(self._base, self._whole.nbytes) * self._share)
+        return Size(max(nbytes, self._whole.nbytes // _LEAST_SHARE), self._whole.buffers)
 
     @property
     def limit(self) -> Size:
@@ -178,7 +167,7 @@ class MemoryPool:
         return sum(tries.files.nbytes for tries in self.tries)
 
     def evict_excess(self) -> None:
-        """Evict what is held over the budget, which has become smaller."""
+        """Evict state over the budget, which has become smaller."""
         for governor in self.governors[:1]:  # each has all models' state to choose from
             governor.evict_excess()
 
@@ -209,7 +198,7 @@ class Governor:
 
     def __init__(self, cache: "PrefixCache") -> None:
         self.pool = cache.pool
-        self.ledger: Ledger = cache.ledger
+        self.ledger = cache.ledger
         self._cache = cache
         self._transient = self.ledger.account(Kind.TRANSIENT)
         self.pool.governors.append(self)
@@ -221,58 +210,38 @@ class Governor:
         self.pool.governors.remove(self)
 
     def note(self, *, busy: bool) -> None:
-        """Set if requests of this model are at work."""
+        """Note that requests of this model are at work, or not."""
         (self.pool.busy.add if busy else self.pool.busy.discard)(self)
 
     @property
     def others_busy(self) -> bool:
-        """Whether requests of another model are at work, which will give memory back."""
+        """True if requests of another model are at work, which will give memory back."""
         return bool(self.pool.busy - {self})
 
-    @property
-    def budget(self) -> Size:
-        """Memory that all state may take at present."""
-        return self.pool.budget
-
-    @property
-    def limit(self) -> Size:
-        """Memory that may be held so that a copy still fits."""
-        return self.pool.limit
-
-    @property
-    def room(self) -> Size:
-        """Free memory, without eviction; negative if too much is held."""
-        return self.pool.room
-
-    @property
-    def spare(self) -> int:
-        """Bytes that are free, or that no lease retains: the most that could be."""
-        return self.pool.spare
-
     def evict_excess(self) -> None:
-        """Evict what is held over the budget, which has become smaller."""
+        """Evict state over the budget, which has become smaller."""
         self._free(Size())
 
     def fits(self, need: Size) -> bool:
-        """Whether there is room, or could be made."""
-        room = self.room
+        """True if there is room, or could be made."""
+        room = self.pool.room
         if need.within(room):
             return True
-        if need.nbytes > self.spare:
+        if need.nbytes > self.pool.spare:
             return False
         return need.within(room + self._cache.evictor.evictable(need - room))
 
     def make_room(self, need: Size) -> bool:
         """Page out and evict until `need` fits; False, with nothing evicted, if it cannot."""
-        if need.within(self.room):
+        if need.within(self.pool.room):
             return True
         if not self.fits(need):
             return False
         self._free(need)
-        return need.within(self.room)
+        return need.within(self.pool.room)
 
     def _free(self, need: Size) -> None:
-        over = need - self.room
+        over = need - self.pool.room
         self._cache.evictor.evict_from_all(
             self.pool.stored - Size(max(0, over.nbytes), max(0, over.buffers))
         )

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .extents import Extent
 from .ledger import Size
 from .record import Record
 from .spans import size_of
@@ -18,12 +17,22 @@ from .state import Checkpoint, Span
 Tokens = NDArray[np.int32]
 
 
+class Extent(NamedTuple):
+    """Tokens `[start, stop)` of a path, in one file.
+
+    Offsets are absolute, so that cutting and joining edges leaves them as they are.
+    """
+
+    record: Record
+    start: int
+    stop: int
+
+
 class Writer(Protocol):
-    """Who writes a node's state to disk."""
+    """A write of a node's state to disk that is under way."""
 
     def left(self, checkpoint: Checkpoint) -> None:
         """The trie gives a checkpoint up; if it is being written, only the writer has it now."""
-        ...
 
 
 @dataclass(eq=False)

@@ -1,20 +1,58 @@
 """State of a trie's nodes that the disk has, that it lacks, and that is being written."""
 
-from .extents import Extent, FileUse, cut, join
-from .node import Totals, TrieNode, Writer
-from .record import Record
+from collections import Counter
+from collections.abc import Iterable
+
+from .node import Extent, Totals, TrieNode, Writer
+from .record import Record, RecordKind
+
+
+class FileUse:
+    """Counts references to files, so that a file without any can be deleted."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.by_kind = {"kv": 0, "checkpoint": 0}
+        self.by_tenant = Counter[str]()
+        self.counts = Counter[int]()  # by record id
+        self._unused: dict[int, Record] = {}
+
+    def hold(self, records: Iterable[Record]) -> None:
+        """Refer to files once more."""
+        for record in records:
+            if not self.counts[record.id]:
+                self._count(record, record.nbytes)
+                self._unused.pop(record.id, None)
+            self.counts[record.id] += 1
+
+    def drop(self, records: Iterable[Record]) -> None:
+        """Refer to files once less."""
+        for record in records:
+            self.counts[record.id] -= 1
+            if not self.counts[record.id]:
+                del self.counts[record.id]
+                self._count(record, -record.nbytes)
+                self._unused[record.id] = record
+
+    def _count(self, record: Record, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self.by_kind["kv" if record.kind is RecordKind.SPAN else "checkpoint"] += nbytes
+        self.by_tenant[record.tenant] += nbytes
+        if not self.by_tenant[record.tenant]:
+            del self.by_tenant[record.tenant]
+
+    def unused(self) -> list[Record]:
+        """Take the files without any reference."""
+        taken, self._unused = list(self._unused.values()), {}
+        return taken
 
 
 class Persistence:
     """A trie's own part that knows of the disk. The trie keeps it true when its shape changes.
 
     Attributes:
-        files: who refers to which file.
+        files: references to files; shared with the tries of other namespaces.
         dirty: nodes with state that the disk may lack, oldest first.
-
-    Args:
-        files: shared with the tries of other namespaces.
-        totals: of the trie.
     """
 
     def __init__(self, files: FileUse, totals: Totals) -> None:
@@ -38,28 +76,20 @@ class Persistence:
             del self.dirty[node]
             self.dirty[node] = None
 
-    # -- what is being written ---------------------------------------------------------
+    # -- what is being written; for any node, in a trie or not -------------------------
 
     @staticmethod
     def begin_write(node: TrieNode, writer: Writer, until: int) -> None:
         """Note that a node's state is being written: giving it up would free nothing yet.
 
-        Args:
-            node: whose.
-            writer: who writes it.
-            until: offset up to which the disk has its tokens when that is done.
+        The disk has its tokens up to the offset `until` when that is done.
         """
         node.writers[writer] = until
 
     @staticmethod
     def end_write(node: TrieNode, writer: Writer) -> None:
-        """Note that a writer is done with a node, if it had begun. In a trie or not."""
+        """Note that a writer is done with a node, if it had begun."""
         node.writers.pop(writer, None)
-
-    @staticmethod
-    def forget_writers(node: TrieNode) -> None:
-        """Forget all writers of a node. For any node, in a trie or not."""
-        node.writers.clear()
 
     # -- what the disk has -------------------------------------------------------------
 
@@ -78,8 +108,7 @@ class Persistence:
     def drop_extents(self, node: TrieNode, offset: int) -> None:
         """Note that the disk has none of a node's tokens from an offset on."""
         kept, gone = cut(node.extents, offset)
-        across = bool(kept and gone and kept[-1].record is gone[0].record)
-        self.files.drop([extent.record for extent in gone[across:]])
+        self.files.drop([extent.record for extent in gone[_in_one_file(kept, gone) :]])
         self._totals.stored_tokens -= sum(extent.stop - extent.start for extent in gone)
         node.extents = kept
 
@@ -101,7 +130,7 @@ class Persistence:
         """Give a new upper node its part of what is known of the lower, which had it all."""
         upper.writers = dict(lower.writers)
         upper.extents, lower.extents = cut(lower.extents, upper.end)
-        if upper.extents and lower.extents and upper.extents[-1].record is lower.extents[0].record:
+        if _in_one_file(upper.extents, lower.extents):
             self.files.hold([lower.extents[0].record])
         if lower in self.dirty and upper.persisted_end < upper.end:
             del self.dirty[lower]  # what comes first is written first
@@ -109,9 +138,25 @@ class Persistence:
 
     def merge(self, upper: TrieNode, lower: TrieNode) -> None:
         """Give the lower node what is known of the upper, which is about to go."""
-        lower.extents, twice = join(upper.extents, lower.extents)
-        self.files.drop(twice)
+        before, after = upper.extents, lower.extents
+        if _in_one_file(before, after):
+            self.files.drop([after[0].record])
+            before = [*before[:-1], before[-1]._replace(stop=after[0].stop)]
+            after = after[1:]
+        lower.extents = before + after
         lower.writers |= upper.writers
         if upper in self.dirty:
             del self.dirty[upper]
             self.mark_dirty(lower)
+
+
+def cut(extents: Iterable[Extent], offset: int) -> tuple[list[Extent], list[Extent]]:
+    """Divide extents at an offset; one that lies across it is in both parts."""
+    before = [p._replace(stop=min(p.stop, offset)) for p in extents if p.start < offset]
+    after = [p._replace(start=max(p.start, offset)) for p in extents if p.stop > offset]
+    return before, after
+
+
+def _in_one_file(before: list[Extent], after: list[Extent]) -> bool:
+    """True if the extents of neighbours meet within one file."""
+    return bool(before and after) and before[-1].record is after[0].record

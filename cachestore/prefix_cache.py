@@ -5,9 +5,7 @@ State matched beyond it is not: a request that computes these tokens again has i
 must not keep a second one from being evicted.
 """
 
-from collections.abc import Callable, Container
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from .checkpoints import Captured, Reason, keep
@@ -15,17 +13,17 @@ from .compaction import compact
 from .errors import CacheError, LeaseClosedError
 from .evict import Evictor
 from .governor import MemoryPool
-from .ledger import Account, Kind, Size
+from .ledger import Kind, Size
 from .node import Tokens, TrieNode
-from .restoration import Known, Missing, Restoration
-from .shared_prompts import SharedPrompts
+from .restoration import Known, Restoration, ResumePoint
+from .shared import PinnedPaths
 from .spans import size_of
 from .state import Checkpoint, Layout, Span
 from .trie import RadixTrie, attach, insert, node_at
-from .tries import CacheStatistics, Namespace, Tries, describe
+from .tries import Namespace, Tries
 
-Store = Callable[["Lease", Tokens, Span | None], None]
-Release = Callable[["Lease", Tokens | None, Span | None], None]
+SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
+"""Checkpoints for these reasons are resumed at by other requests."""
 
 
 class Lease:
@@ -35,10 +33,12 @@ class Lease:
     merged. It copies nothing: the spans are the trie's own.
 
     Attributes:
+        trie: the trie that its path is on.
         total: tokens of the prompt.
         matched: tokens of it that the trie recognised.
         cached: tokens whose state it restores; never the whole prompt.
         held: tokens whose spans it holds; more than `cached` once it has published.
+        resume: the node whose end it resumes at, or where it has published to; or the root.
         deepest: the deepest node that it retains, or the root.
         base: lease on the shared prompt that its own path follows, if any.
         checkpoints_kept: how many checkpoints it may still leave behind.
@@ -46,36 +46,29 @@ class Lease:
 
     def __init__(
         self,
-        prompt: Tokens,
-        matched: int,
-        resume: TrieNode,
-        deepest: TrieNode,
-        checkpoint: Checkpoint | None,
-        *,
+        cache: "PrefixCache",
+        trie: RadixTrie,
+        point: ResumePoint,
+        total: int,
         base: "Lease | None",
-        release: Release,
-        store: Store,
-        checkpoints_kept: int,
-        account: Account,
     ) -> None:
-        self.total = len(prompt)
-        self.matched = matched
+        holder, resume = point.holder, node_at(trie, point.node, point.offset)
+        self.trie = trie
+        self.total = total
+        self.matched = point.matched
         self.cached = self.held = resume.end
-        self.captured: list[Captured] = []
-        self.deepest = deepest
+        # Both lie on one path, so that the deeper one retains the other too.
+        self.deepest = holder if holder is not None and holder.end > resume.end else resume
         self.base = base
-        self._checkpoint = checkpoint
-        self.checkpoints_kept = checkpoints_kept
-        self._resume = resume
-        self._release = release
-        self._store = store
-        self._account = account
-        self._open = True
-
-    @property
-    def open(self) -> bool:
-        """Whether it still holds its path."""
-        return self._open
+        self.checkpoints_kept = cache.checkpoints_kept
+        self.captured: list[Captured] = []
+        self.resume = resume
+        self.open = True
+        self._checkpoint = base.checkpoint if base is not None else None
+        if holder is not None:
+            self._checkpoint = holder.checkpoint
+        self._cache = cache
+        self._account = cache.ledger.account(Kind.CHECKPOINT)
 
     @property
     def left(self) -> int:
@@ -98,7 +91,7 @@ class Lease:
         """
         self._check()
         before = [] if self.base is None else self.base.spans()
-        return before + [node.span for node in self._resume.path() if node.span is not None]
+        return before + [node.span for node in self.resume.path() if node.span is not None]
 
     def capture(self, checkpoint: Checkpoint, reason: Reason) -> None:
         """Keep a checkpoint until close. Takes ownership, also if it raises LeaseClosedError.
@@ -106,18 +99,25 @@ class Lease:
         It holds no more at a time than it may leave behind: a long prompt or answer would otherwise
         hold dozens that are dropped in the end.
         """
-        if not self._open:
+        if not self.open:
             checkpoint.close()
         self._check()
-        self.captured, dropped = keep(
-            [*self.captured, Captured(checkpoint, reason)], self.checkpoints_kept
-        )
+        self.captured.append(Captured(checkpoint, reason))
+        self._keep(self.checkpoints_kept)
+
+    def give_one_up(self) -> bool:
+        """Close the captured checkpoint that is worth least; False if there is none."""
+        return self._keep(len(self.captured) - 1)
+
+    def _keep(self, limit: int) -> bool:
+        """Close all captured checkpoints beyond a limit; return True if there were any."""
+        self.captured, dropped = keep(self.captured, limit)
         for item in dropped:
             item.checkpoint.close()
-        self.count()
+        self._count()
+        return bool(dropped)
 
-    def count(self) -> None:
-        """Enter in the ledger what is captured now."""
+    def _count(self) -> None:
         self._account.set(size_of(*(item.checkpoint for item in self.captured)))
 
     def publish(self, tokens: Tokens, span: Span | None) -> None:
@@ -131,23 +131,15 @@ class Lease:
             CacheError: as from `close`; the lease stays as it was.
         """
         self._check()
-        self._store(self, tokens, span)
+        self._cache.publish(self, tokens, span)
 
     def moved(self, resume: TrieNode, stored: int) -> None:
         """Note where the path ends now, and how many checkpoints have been stored."""
-        self._resume = self.deepest = resume
+        self.resume = self.deepest = resume
         self.held = resume.end
         self._checkpoint = None  # restored long since, and not retained any more
         self.checkpoints_kept -= stored
-        self.count()
-
-    def give_one_up(self) -> bool:
-        """Close the captured checkpoint that is worth least; False if there is none."""
-        self.captured, dropped = keep(self.captured, len(self.captured) - 1)
-        for item in dropped:
-            item.checkpoint.close()
-        self.count()
-        return bool(dropped)
+        self._count()
 
     def drop_captured(self) -> None:
         """Close what was captured and has not been stored."""
@@ -168,31 +160,21 @@ class Lease:
             CacheError: `span` is not as long as the tokens that were computed, or the tokens
                 are not those that were leased. The lease is closed, and nothing is kept.
         """
-        if not self._open:
-            if span is not None:
-                span.close()
-            return
-        self._open = False
-        self._release(self, tokens, span)
+        if self.open:
+            self.open = False
+            self._cache.release(self, tokens, span)
+        elif span is not None:
+            span.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check(self) -> None:
-        if not self._open:
+        if not self.open:
             raise LeaseClosedError("the lease was closed")
-
-
-SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
-"""Checkpoints for these reasons are resumed at by other requests."""
 
 
 class PrefixCache:
@@ -205,6 +187,9 @@ class PrefixCache:
         grid: requests resume at multiples of this many tokens only.
         longest: tokens up to which neighbours are joined, by a copy.
         pool: shared with other models; one of its own, if None.
+
+    Attributes:
+        leases: those that are open.
     """
 
     def __init__(
@@ -223,13 +208,13 @@ class PrefixCache:
         self.tries = Tries(layout, self.ledger)
         self.pool.tries.append(self.tries)
         self.evictor = Evictor(self.tries, self.pool)
-        self.shared = SharedPrompts(self.tries, self.evictor)
+        self.pinned = PinnedPaths(self.tries, self.evictor)
+        self.restoration = Restoration(layout, grid)
         self.budget = budget
+        self.checkpoints_kept = checkpoints_kept
         self.grid = grid
         self.longest = longest
-        self._restoration = Restoration(layout, grid)
-        self._checkpoints_kept = checkpoints_kept
-        self._leases: dict[Lease, RadixTrie] = {}
+        self.leases: set[Lease] = set()
 
     def begin(self, namespace: Namespace, prompt: Tokens) -> Lease:
         """Match a prompt, split where it resumes, and lease the path.
@@ -239,62 +224,36 @@ class PrefixCache:
         """
         if not len(prompt):
             raise CacheError("an empty prompt has nothing to match")
-        shared = self.shared.find(namespace, prompt)
-        if shared is None:
-            trie = self.tries.open(namespace)
-        else:
-            trie = self.tries.open(shared.namespace(namespace), shared.tokens)
-        base = None if shared is None else shared.lease
-        point = self._restoration.resume_point(trie, prompt)
-        holder, resume = point.holder, node_at(trie, point.node, point.offset)
-        # Both lie on one path, so that the deeper one retains the other too.
-        deepest = holder if holder is not None and holder.end > resume.end else resume
-        if holder is None:
-            checkpoint = None if base is None else base.checkpoint
-        else:
-            checkpoint = holder.checkpoint
-        lease = Lease(
-            prompt,
-            point.matched,
-            resume,
-            deepest,
-            checkpoint,
-            base=base,
-            release=self._release,
-            store=self._publish,
-            checkpoints_kept=self._checkpoints_kept,
-            account=self.ledger.account(Kind.CHECKPOINT),
-        )
-        trie.retain(deepest)  # and the root, which keeps the trie while nothing is in it
-        self._leases[lease] = trie
+        shared = self.pinned.find(namespace, prompt)
+        trie = self.pinned.trie(namespace, shared)
+        point = self.restoration.resume_point(trie, prompt)
+        lease = Lease(self, trie, point, len(prompt), shared.lease if shared else None)
+        trie.retain(lease.deepest)  # and the root, which keeps the trie while nothing is in it
+        self.leases.add(lease)
         try:
-            self._touch(trie, resume, holder)
+            tick = self.pool.recency.next()
+            if lease.resume.parent is not None:
+                trie.touch(lease.resume, tick)
+            if point.holder is not None:
+                trie.touch_checkpoint(point.holder, tick)
         except BaseException:
             lease.close()
             raise
         return lease
 
-    def leases(self) -> dict[Lease, RadixTrie]:
-        """The open leases, each with the trie that it is on."""
-        return self._leases.copy()
-
     def known(self, namespace: Namespace, tokens: Tokens) -> Known:
         """How much of a prompt is in memory. Refreshes nothing."""
         trie = self.trie_of(namespace, tokens)
         if trie is not None:
-            return self._restoration.known(trie, tokens)
-        shared = self.shared.find(namespace, tokens)
+            return self.restoration.known(trie, tokens)
+        shared = self.pinned.find(namespace, tokens)
         common = 0 if shared is None else len(shared.tokens)
         return Known(common, common, Size())
 
     def trie_of(self, namespace: Namespace, prompt: Tokens) -> RadixTrie | None:
-        """The trie that has what is known of a prompt beyond what is shared, if there is one."""
-        shared = self.shared.find(namespace, prompt)
-        return self.tries.get(namespace if shared is None else shared.namespace(namespace))
-
-    def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int] = ()) -> Missing:
-        """State that a prompt could be restored from if read; see `Restoration.missing`."""
-        return self._restoration.missing(trie, prompt, unreadable)
+        """The trie with what is known of a prompt beyond what is shared, if there is one."""
+        shared = self.pinned.find(namespace, prompt)
+        return self.tries.get(namespace._replace(base=shared.digest) if shared else namespace)
 
     def refresh(self, trie: RadixTrie, node: TrieNode) -> None:
         """Have all of a node's state count as just used."""
@@ -310,26 +269,15 @@ class PrefixCache:
             trie.checkpoints.close()
         self.pool.tries.remove(self.tries)
 
-    def statistics(self, tenant: str | None = None) -> CacheStatistics:
-        """Describe the tries of a tenant, or of all for None."""
-        tries = [trie for name, trie in self.tries.items() if tenant in (None, name.tenant)]
-        gone, left = self.evictor.evictions, self.evictor.page_outs
-        return describe(tries, evictions=gone, page_outs=left)
+    # -- for leases --------------------------------------------------------------------
 
-    def _touch(self, trie: RadixTrie, resume: TrieNode, holder: TrieNode | None) -> None:
-        tick = self.pool.recency.next()
-        if resume.parent is not None:
-            trie.touch(resume, tick)
-        if holder is not None:
-            trie.touch_checkpoint(holder, tick)
-
-    # -- closing -----------------------------------------------------------------------
-
-    def _release(self, lease: Lease, tokens: Tokens | None, span: Span | None) -> None:
-        trie = self._leases.pop(lease)
+    def release(self, lease: Lease, tokens: Tokens | None, span: Span | None) -> None:
+        """Take back a lease that is being closed; see `Lease.close`."""
+        trie = lease.trie
+        self.leases.remove(lease)
         trie.release(lease.deepest)
         with ExitStack() as after:  # the last one first, each whatever the others raise
-            after.callback(self.shared.settle)
+            after.callback(self.pinned.settle)
             after.callback(self.evictor.evict, self.budget)
             after.callback(lease.drop_captured)
             with ExitStack() as unless_stored:
@@ -338,13 +286,20 @@ class PrefixCache:
                 trie.prune(lease.deepest)
                 if tokens is None:
                     return
-                self._check_handover(trie, lease, tokens, span)
+                self._check_handover(lease, tokens, span)
                 unless_stored.pop_all()  # it changes hands, whatever happens next
-            self._store(trie, lease, tokens, span)
+            insert(trie, tokens, lease.held, span)
+            tick = self.pool.recency.next()
+            while lease.captured:
+                attach(trie, tokens, lease.captured.pop().checkpoint, tick)
+            leaf = trie.prune(trie.match(tokens).node)
+            trie.touch(leaf, tick)
+            compact(trie, leaf, self.longest)
 
-    def _publish(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
-        trie = self._leases[lease]
-        self._check_handover(trie, lease, tokens, span)
+    def publish(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
+        """Store what a lease has computed so far; see `Lease.publish`."""
+        trie = lease.trie
+        self._check_handover(lease, tokens, span)
         insert(trie, tokens, lease.held, span)
         shared = [
             item
@@ -361,9 +316,7 @@ class PrefixCache:
         trie.touch(end, tick)
         lease.moved(end, len(shared))
 
-    def _check_handover(
-        self, trie: RadixTrie, lease: Lease, tokens: Tokens, span: Span | None
-    ) -> None:
+    def _check_handover(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
         """Refuse what is not the state of these tokens, before it is in the trie."""
         fresh = max(0, len(tokens) - lease.held) if self.layout.spans else 0
         given = 0 if span is None else span.length
@@ -371,14 +324,5 @@ class PrefixCache:
             raise CacheError(f"a span of {given} tokens was handed over for {fresh} computed ones")
         # Without spans, published tokens after the last checkpoint are not kept.
         kept = lease.held if self.layout.spans else lease.cached
-        if trie.match(tokens).length < min(kept, len(tokens)):
+        if lease.trie.match(tokens).length < min(kept, len(tokens)):
             raise CacheError("the tokens handed over are not those of the leased path")
-
-    def _store(self, trie: RadixTrie, lease: Lease, tokens: Tokens, span: Span | None) -> None:
-        insert(trie, tokens, lease.held, span)
-        tick = self.pool.recency.next()
-        while lease.captured:
-            attach(trie, tokens, lease.captured.pop().checkpoint, tick)
-        leaf = trie.prune(trie.match(tokens).node)
-        trie.touch(leaf, tick)
-        compact(trie, leaf, self.longest)

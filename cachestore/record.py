@@ -1,9 +1,16 @@
-"""Records of the disk tier, pins, and digests that name the owner and tokens of state on disk."""
+"""Records of the disk tier, pins, and digests that name the owner and tokens of state on disk.
 
+A record says by a digest which tokens come before its own, and by another one what the whole path
+is. `Paths` finds the records that others go on from.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +31,7 @@ class Record:
         id: unique for ever in its index.
         start: offset in the token path where it begins.
         end: offset where it ends; a checkpoint's is its start.
-        prefix: the owner's digest of the path's tokens before `start`.
+        prefix: digest of the path's tokens before `start`.
         digest: `record_digest` of it, which stands in the file too.
         tokens: its own tokens [start, end), int32 little-endian; empty for a checkpoint.
         checksum: xxh3_128 of the file.
@@ -39,10 +46,10 @@ class Record:
     prefix: bytes
     digest: bytes
     tokens: bytes
-    name: str
-    nbytes: int
-    checksum: bytes
-    used: int
+    name: str = ""
+    nbytes: int = 0
+    checksum: bytes = b""
+    used: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Pin:
 
 
 _SIZE = 16  # bytes of a digest
+TOKEN_BYTES = 4
+T = TypeVar("T")
 
 
 def hasher() -> Any:
@@ -83,3 +92,33 @@ def record_digest(
 ) -> bytes:
     """Digest of all that makes a file the right one; `path` is the digest of tokens `[0, end)`."""
     return digest_of(fingerprint, tenant, kind, start, end, path)
+
+
+class Paths(Generic[T]):
+    """Notes of the places that records start from, found by the digest of the tokens before them.
+
+    Tokens are not kept, only digests: those of thousands of long paths are gigabytes.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        starts: dict[str, set[int]] = defaultdict(set)
+        for record in records:
+            starts[record.tenant].add(record.start)
+        self._starts = {tenant: sorted(own) for tenant, own in starts.items()}
+        self._wanted = {(record.tenant, record.start, record.prefix) for record in records}
+        self._known: dict[tuple[str, int, bytes], tuple[T, Any]] = {}
+
+    def before(self, record: Record) -> tuple[T, Any] | None:
+        """The note of the record that has the tokens before this one, and a digest of them all."""
+        return self._known.get((record.tenant, record.start, record.prefix))
+
+    def reach(self, record: Record, hashed: Any, note: T) -> None:
+        """Note that a record is there to go on from; `hashed` has all tokens before it."""
+        own, hashed, done = self._starts[record.tenant], hashed.copy(), 0
+        for start in own[bisect_right(own, record.start) : bisect_right(own, record.end)]:
+            at = TOKEN_BYTES * (start - record.start)
+            hashed.update(record.tokens[done:at])
+            done = at
+            place = (record.tenant, start, hashed.digest())
+            if place in self._wanted:
+                self._known.setdefault(place, (note, hashed.copy()))

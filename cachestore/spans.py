@@ -14,7 +14,7 @@ def size_of(*states: Span | Checkpoint | None) -> Size:
 
 
 class Loan:
-    """A storage that is lent to one reader or several. Belongs to the MLX thread.
+    """A storage that the disk's writer reads, once or several times. Belongs to the MLX thread.
 
     `size` is the whole storage's; the account has the part that only the readers hold.
     """
@@ -23,11 +23,7 @@ class Loan:
         self.size = size
         self._storage = storage
         self._account = account
-        self._readers = 0
-
-    def add_reader(self) -> None:
-        """Add a reader."""
-        self._readers += 1
+        self.readers = 0
 
     def count(self) -> None:
         """Count the bytes that no span views; viewed ones count as the trie's."""
@@ -35,25 +31,25 @@ class Loan:
 
     def give_back(self) -> None:
         """Remove a reader; without any, the storage is lent no longer."""
-        self._readers -= 1
-        if not self._readers:
+        self.readers -= 1
+        if not self.readers:
             self._account.close()
             self._storage.loan = None
 
+    @classmethod
+    def of(cls, span: Span, ledger: Ledger) -> "Loan":
+        """Add a reader to the loan of a span's storage, a new one if it has none."""
+        storage = span.storage
+        if storage.loan is None:
+            storage.loan = cls(storage, size_of_storage(span), ledger.account(Kind.PAGING))
+        storage.loan.readers += 1
+        return storage.loan
+
 
 def size_of_storage(span: Span) -> Size:
-    """Return the size of a span's whole storage."""
+    """Size of a span's whole storage."""
     storage = span.storage
     return Size(span.nbytes // span.length * storage.length, storage.buffers)
-
-
-def lend(span: Span, ledger: Ledger) -> Loan:
-    """Lend a span's storage to another thread, until the loan is given back."""
-    storage = span.storage
-    if storage.loan is None:
-        storage.loan = Loan(storage, size_of_storage(span), ledger.account(Kind.PAGING))
-    storage.loan.add_reader()
-    return storage.loan
 
 
 class Spans:
@@ -61,7 +57,7 @@ class Spans:
 
     def __init__(self, account: Account) -> None:
         self._account = account
-        self._loose: dict[Storage, None] = {}  # of which something is viewed no more
+        self._untrimmed: dict[Storage, None] = {}  # storages with tokens that no span views
 
     @property
     def size(self) -> Size:
@@ -108,14 +104,14 @@ class Spans:
             span.close(trim=not stay)
         _count_loans([storage])
         if stay:
-            self._loose[storage] = None
+            self._untrimmed[storage] = None
         else:
-            self._loose.pop(storage, None)
+            self._untrimmed.pop(storage, None)
 
     def trim(self) -> None:
         """Free what was given up, though others lie where it did: these are copied."""
-        while self._loose:
-            storage, _ = self._loose.popitem()
+        while self._untrimmed:
+            storage, _ = self._untrimmed.popitem()
             with self._recounted(storage.views):
                 storage.trim()
             _count_loans([storage])

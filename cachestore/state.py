@@ -13,7 +13,8 @@ Ownership is explicit, so that bytes can be counted: its owner closes it, once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from .spans import Loan
@@ -118,3 +119,45 @@ class Checkpoint(Protocol):
 
     def close(self) -> None:
         """Free the buffers."""
+
+
+class Exported(Protocol):
+    """State for the thread that writes it."""
+
+    @property
+    def tensors(self) -> Any:
+        """By name the fields of a `HostTensor`."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Describes them."""
+
+
+class Codec(Protocol):
+    """Hands state to the thread that writes files, and turns files into state.
+
+    To hand state over costs the thread that runs the model next to nothing: it is there for the
+    other thread to read, or to wait for.
+
+    Loading raises a ValueError where a file is not what was written, and an OSError where it
+    cannot be read at present.
+    """
+
+    @property
+    def copies(self) -> bool:
+        """True if all that is handed over takes memory of its own.
+
+        Else it is the state's own buffers, whole, which stay in memory until they are written.
+        """
+
+    def export_span(self, span: Any, start: int, stop: int, /) -> Exported:
+        """Hand over some tokens of a span, counted from its first."""
+
+    def export_checkpoint(self, checkpoint: Any, /) -> Exported:
+        """Hand over a checkpoint."""
+
+    def load_span(self, parts: Sequence[tuple[Path, int, int]], /) -> Any:
+        """Read consecutive tokens: for each file, which of its tokens."""
+
+    def load_checkpoint(self, path: Path, /) -> Any:
+        """Read a checkpoint."""

@@ -24,18 +24,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .extents import FileUse
 from .ledger import Kind, Ledger
-from .node import (
-    Match,
-    Tokens,
-    Totals,
-    TrieNode,
-    common_length,
-    has_checkpoint,
-    size_in_memory,
-)
-from .persistence import Persistence
+from .node import Match, Tokens, Totals, TrieNode, common_length, has_checkpoint, size_in_memory
+from .persistence import FileUse, Persistence
 from .spans import Spans, size_of
 from .state import Checkpoint, Span
 
@@ -328,24 +319,18 @@ def _revive(trie: RadixTrie, node: TrieNode, start: int, span: Span | None) -> S
     """
     path = [had for had in node.path() if had.end > start]
     known = [had.end for had in path if had.span is not None]  # these come first
-    if known:
-        span, start = _without(span, known[-1] - start), known[-1]
+    if known and span is not None:
+        gone, span = _cut(span, known[-1] - start)
+        gone.close()
+        start = known[-1]
     for had in path[len(known) :]:
         if span is None:
             break
-        own, rest = span, None
-        if span.length > had.end - start:
-            own, rest = span.split(had.end - start)
+        own, span = _cut(span, had.end - start)
         trie.set_span(had, own)
-        start, span = had.end, rest
+        start = had.end
     return span
 
 
-def _without(span: Span | None, count: int) -> Span | None:
-    if span is None:
-        return None
-    gone, left = span, None
-    if span.length > count:
-        gone, left = span.split(count)
-    gone.close()
-    return left
+def _cut(span: Span, at: int) -> tuple[Span, Span | None]:
+    return span.split(at) if span.length > at else (span, None)

@@ -1,12 +1,12 @@
 """Tries of one model, one for each namespace, and their statistics."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .extents import FileUse
 from .ledger import Ledger, Size
 from .node import Tokens
+from .persistence import FileUse
 from .state import Layout
 from .trie import RadixTrie
 
@@ -23,65 +23,6 @@ class Namespace(NamedTuple):
     tenant: str
     fingerprint: str
     base: bytes = b""
-
-
-class Tries:
-    """All tries of one loaded model. Belongs to the MLX thread. Iterating yields the tries."""
-
-    def __init__(self, layout: Layout, ledger: Ledger) -> None:
-        self.layout = layout
-        self.files = FileUse()
-        self._tries: dict[Namespace, RadixTrie] = {}
-        self._dropped_splits = 0  # of tries that are gone
-        self._ledger = Ledger(ledger)
-
-    def open(self, namespace: Namespace, base: Tokens | None = None) -> RadixTrie:
-        """The trie of a namespace, made if there is none; `base` has the tokens of its base."""
-        if namespace not in self._tries:
-            self._tries[namespace] = RadixTrie(self._ledger, self.files, base)
-        return self._tries[namespace]
-
-    def get(self, namespace: Namespace) -> RadixTrie | None:
-        """The trie of a namespace, if there is one."""
-        return self._tries.get(namespace)
-
-    def items(self) -> Iterator[tuple[Namespace, RadixTrie]]:
-        """All tries with their namespaces; those that are dropped meanwhile are yielded too."""
-        yield from list(self._tries.items())
-
-    def __iter__(self) -> Iterator[RadixTrie]:
-        yield from list(self._tries.values())
-
-    def __len__(self) -> int:
-        """How many namespaces there are."""
-        return len(self._tries)
-
-    def drop_empty(self) -> None:
-        """Forget namespaces that hold nothing and that nobody uses."""
-        for namespace, trie in self.items():
-            if not (trie.root.children or trie.root.ref_count):
-                del self._tries[namespace]
-                self._dropped_splits += trie.splits
-
-    @property
-    def size(self) -> Size:
-        """What all tries hold in memory."""
-        return self._ledger.total
-
-    @property
-    def unheld(self) -> int:
-        """Bytes of it that no lease retains."""
-        return self.size.nbytes - sum(trie.totals.held_bytes for trie in self)
-
-    @property
-    def splits(self) -> int:
-        """Changes when spans that a lease has given out may have been cut."""
-        return self._dropped_splits + sum(trie.splits for trie in self)
-
-    @property
-    def writing(self) -> bool:
-        """Whether some state is being written to disk, and stays until it is."""
-        return any(node.writing for trie in self for node in trie.nodes())
 
 
 @dataclass(frozen=True)
@@ -104,19 +45,84 @@ class CacheStatistics:
     page_outs: int = 0
 
 
-def describe(tries: Collection[RadixTrie], *, evictions: int, page_outs: int) -> CacheStatistics:
-    """Add up the totals of tries."""
-    totals = [trie.totals for trie in tries]
-    return CacheStatistics(
-        namespaces=len(tries),
-        nodes=sum(each.nodes for each in totals),
-        tokens=sum(each.known_tokens for each in totals),
-        checkpoints=sum(each.whole_states for each in totals),
-        leases=sum(each.leases for each in totals),
-        span_bytes=sum(trie.spans.size.nbytes for trie in tries),
-        checkpoint_bytes=sum(trie.checkpoints.size.nbytes for trie in tries),
-        stored_tokens=sum(each.stored_tokens for each in totals),
-        held_bytes=sum(each.held_bytes for each in totals),
-        evictions=evictions,
-        page_outs=page_outs,
-    )
+class Tries:
+    """All tries of one loaded model. Belongs to the MLX thread. Iterating yields the tries.
+
+    Attributes:
+        files: references to files of all tries.
+        evictions: states that were forgotten.
+        page_outs: states that were left to the disk.
+    """
+
+    def __init__(self, layout: Layout, ledger: Ledger) -> None:
+        self.layout = layout
+        self.files = FileUse()
+        self.evictions = self.page_outs = 0
+        self._tries: dict[Namespace, RadixTrie] = {}
+        self._dropped_splits = 0  # of tries that are gone
+        self._ledger = Ledger(ledger)
+
+    def open(self, namespace: Namespace, base: Tokens | None = None) -> RadixTrie:
+        """The trie of a namespace, made if there is none; `base` has the tokens of its base."""
+        if namespace not in self._tries:
+            self._tries[namespace] = RadixTrie(self._ledger, self.files, base)
+        return self._tries[namespace]
+
+    def get(self, namespace: Namespace) -> RadixTrie | None:
+        """The trie of a namespace, if there is one."""
+        return self._tries.get(namespace)
+
+    def items(self) -> Iterator[tuple[Namespace, RadixTrie]]:
+        """All tries with their namespaces; those that are dropped meanwhile are yielded too."""
+        yield from list(self._tries.items())
+
+    def __iter__(self) -> Iterator[RadixTrie]:
+        yield from list(self._tries.values())
+
+    def __len__(self) -> int:
+        return len(self._tries)
+
+    def drop_empty(self) -> None:
+        """Forget namespaces without state or leases."""
+        for namespace, trie in self.items():
+            if not (trie.root.children or trie.root.ref_count):
+                del self._tries[namespace]
+                self._dropped_splits += trie.splits
+
+    @property
+    def size(self) -> Size:
+        """Memory that all tries hold."""
+        return self._ledger.total
+
+    @property
+    def unheld(self) -> int:
+        """Bytes of it that no lease retains."""
+        return self.size.nbytes - sum(trie.totals.held_bytes for trie in self)
+
+    @property
+    def splits(self) -> int:
+        """Changes when spans that a lease has given out may have been cut."""
+        return self._dropped_splits + sum(trie.splits for trie in self)
+
+    @property
+    def writing(self) -> bool:
+        """True if some state is being written to disk, and stays until it is."""
+        return any(node.writing for trie in self for node in trie.nodes())
+
+    def statistics(self, tenant: str | None = None) -> CacheStatistics:
+        """Describe the tries of a tenant, or of all for None."""
+        tries = [trie for name, trie in self.items() if tenant in (None, name.tenant)]
+        totals = [trie.totals for trie in tries]
+        return CacheStatistics(
+            namespaces=len(tries),
+            nodes=sum(each.nodes for each in totals),
+            tokens=sum(each.known_tokens for each in totals),
+            checkpoints=sum(each.whole_states for each in totals),
+            leases=sum(each.leases for each in totals),
+            span_bytes=sum(trie.spans.size.nbytes for trie in tries),
+            checkpoint_bytes=sum(trie.checkpoints.size.nbytes for trie in tries),
+            stored_tokens=sum(each.stored_tokens for each in totals),
+            held_bytes=sum(each.held_bytes for each in totals),
+            evictions=self.evictions,
+            page_outs=self.page_outs,
+        )

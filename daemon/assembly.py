@@ -14,8 +14,8 @@ from ..cachestore.errors import DiskTierError, FolderInUseError
 from ..cachestore.governor import Governor, MemoryPool, max_copy_bytes
 from ..cachestore.ledger import Size
 from ..cachestore.paging.pager import Pager
-from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.shared import Pins
 from ..cachestore.state import Layout
 from ..models.backends import Limits
 from ..models.kv.stored import DiskCodec

@@ -8,8 +8,8 @@ from typing import TypeVar
 from ..cachestore.check import examine
 from ..cachestore.errors import PinError
 from ..cachestore.node import as_tokens
-from ..cachestore.pins import PinDescription, Pins
 from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.shared import PinDescription, Pins
 from ..cachestore.tries import CacheStatistics
 from ..scheduler.errors import UnavailableError
 from ..scheduler.limits import RETRY_AFTER
@@ -49,7 +49,7 @@ class CacheAdmin:
     async def statistics(self, tenant: str | None) -> CacheStatistics:
         """Describe the shape of what a tenant has, or all for None. Pins are no leases here."""
         found, pins = await self._ask(
-            lambda: (self._cache.statistics(tenant), self._pins.leases_of(tenant))
+            lambda: (self._cache.tries.statistics(tenant), self._pins.leases_of(tenant))
         )
         return replace(found, leases=found.leases - pins)
 

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ..cachestore.node import TrieNode
-from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.shared import Pins
 from ..cachestore.trie import RadixTrie
 from ..cachestore.tries import SHARED
 from .memory_budget import clock_of_uses

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from ..cachestore.disk.writer import State as DiskState
+from ..cachestore.disk.queue import State as DiskState
 from ..cachestore.ledger import Kind
 from ..models.runtime import BLAS, device_name, memory_statistics
 from ..scheduler.statistics import EngineStatistics, MemoryUse
@@ -133,7 +133,7 @@ def _disk_state(view: DaemonView) -> DiskState:
     """Say how the disk tier of the model is that is worst off."""
     if view.folders is None or any(slot.resident and not slot.metrics.disk for slot in view.slots):
         return "off"
-    states = {slot.metrics.disk.statistics().state for slot in view.slots if slot.metrics.disk}
+    states = {slot.metrics.disk.tier.statistics().state for slot in view.slots if slot.metrics.disk}
     return next((state for state in ("off", "suspended") if state in states), "on")
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from .. import __version__
 from ..cachestore.disk.model_folders import ModelFolders, StoredModel
-from ..cachestore.disk.writer import DiskStatistics
+from ..cachestore.disk.queue import DiskStatistics
 from ..models.runtime import BLAS, device_name, memory_statistics
 from ..scheduler.statistics import EngineStatistics, MemoryUse, RequestStatistics
 from .arrivals import Arrivals, ArrivalStatus
@@ -284,7 +284,7 @@ def _of_all(slot: ModelSlot, service: Service | None) -> _OfAll:
     counted = slot.users, len(slot.waiters), queued, idle_seconds
     if service is None:
         return _OfAll(*counted)
-    disk = None if service.disk is None else service.disk.statistics()
+    disk = None if service.disk is None else service.disk.tier.statistics()
     return _OfAll(*counted, _engine(service.engine.statistics()), disk)
 
 

@@ -6,9 +6,9 @@ from operator import itemgetter
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
 from ..cachestore.node import Tokens, common_length
 from ..cachestore.paging.pager import Pager
-from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
+from ..cachestore.shared import Pins
 from ..cachestore.state import Span
 from ..cachestore.tries import CacheStatistics, Namespace
 from .paging import Paging
@@ -234,7 +234,7 @@ class KVCacheManager:
 
     def statistics(self) -> CacheStatistics:
         """Describe the cache."""
-        return self._cache.statistics()
+        return self._cache.tries.statistics()
 
     def _namespace(self, sequence: Sequence) -> Namespace:
         return Namespace(sequence.request.tenant, self._fingerprint)

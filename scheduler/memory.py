@@ -45,12 +45,12 @@ class MemoryPlanner:
     @property
     def budget(self) -> int:
         """Bytes that state may take at present."""
-        return self._governor.budget.nbytes
+        return self._governor.pool.budget.nbytes
 
     @property
     def usable(self) -> int:
         """Bytes of it that may be held: some is kept for copies."""
-        return self._governor.limit.nbytes
+        return self._governor.pool.limit.nbytes
 
     def use(self) -> MemoryUse:
         """Describe the ledger."""
@@ -101,13 +101,13 @@ class MemoryPlanner:
 
     def note_preemption(self, running: Items[Sequence]) -> None:
         """Remember that only these sequences fit."""
-        self._full = _Full(len(running), self._governor.spare)
+        self._full = _Full(len(running), self._governor.pool.spare)
 
     def _is_full(self, running: Items[Sequence]) -> bool:
         full = self._full
         if full is None or len(running) < full.running:
             return False
-        return self._governor.spare <= full.spare
+        return self._governor.pool.spare <= full.spare
 
     def needed(self, sequence: Sequence) -> int:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
@@ -120,7 +120,9 @@ class MemoryPlanner:
         copies, and what it takes to start is within what may be held. One that did so and has
         not come further would do so for ever.
         """
-        return sequence.has_advanced and self._worst_case(sequence).within(self._governor.limit)
+        return sequence.has_advanced and self._worst_case(sequence).within(
+            self._governor.pool.limit
+        )
 
     def afford(
         self,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import structlog
 
 from ..cachestore.paging.pager import Pager
-from ..cachestore.pins import Pins
+from ..cachestore.shared import Pins
 from ..cachestore.tries import Namespace
 from .sequence import Sequence
 
@@ -32,23 +32,23 @@ class Paging:
     def page_ins(self) -> int:
         """Number of states that were read back from disk."""
         if self._pager is not None:
-            self._page_ins = self._pager.page_ins
+            self._page_ins = self._pager.page_in.page_ins
         return self._page_ins
 
     @property
     def writes(self) -> int:
         """Number of states that were written to disk."""
-        return 0 if self._pager is None else self._pager.statistics().writes
+        return 0 if self._pager is None else self._pager.tier.statistics().writes
 
     @property
     def writing(self) -> bool:
         """True if a write is under way."""
-        return self._pager is not None and self._pager.writing
+        return self._pager is not None and self._pager.page_out.writing
 
     @property
     def unwritten(self) -> bool:
         """True if state is dirty and no write is under way: a step would begin one."""
-        return self._pager is not None and self._pager.unwritten
+        return self._pager is not None and self._pager.page_out.unwritten
 
     def step(self, *, busy: bool = False) -> bool:
         """Advance reads and writes; return True if there is more to do at once.
@@ -60,7 +60,7 @@ class Paging:
                 self._pager.step(busy=busy)
                 if self._pins is not None:
                     self._pins.restore(self._pager)
-                return self._pager.ready
+                return self._pager.page_in.ready
         return False
 
     def is_on_disk(self, sequence: Sequence) -> bool:
@@ -68,19 +68,17 @@ class Paging:
         with self._guard():
             if self._pager is not None:
                 namespace = self._namespace(sequence)
-                pinned = self._is_pinned(sequence)
-                return pinned or self._pager.awaits(sequence, namespace, sequence.tokens)
+                return self._pager.page_in.awaits(sequence, namespace, sequence.tokens)
         return False
 
     def page_in(self, sequence: Sequence) -> bool:
         """Have stored state of a sequence's tokens read from disk; return True to wait for it."""
         with self._guard():
             if self._pager is not None:
-                if self._is_pinned(sequence):
-                    return True
-                before, namespace = self._pager.asked_bytes, self._namespace(sequence)
-                waits = self._pager.wait_for(sequence, namespace, sequence.tokens)
-                sequence.bill.restored_bytes += self._pager.asked_bytes - before
+                page_in, namespace = self._pager.page_in, self._namespace(sequence)
+                before = page_in.asked_bytes
+                waits = page_in.wait_for(sequence, namespace, sequence.tokens)
+                sequence.bill.restored_bytes += page_in.asked_bytes - before
                 return waits
         return False
 
@@ -92,14 +90,9 @@ class Paging:
         except BaseException as error:
             log.exception("the disk tier failed and is not used any more")
             if self._pager is not None:
-                self._page_ins = self._pager.page_ins
+                self._page_ins = self._pager.page_in.page_ins
                 self._pager.give_up(f"it failed: {type(error).__name__}: {error}")
             self._pager = None
-
-    def _is_pinned(self, sequence: Sequence) -> bool:
-        """Return True if a pin is being read that a sequence begins with."""
-        namespace = self._namespace(sequence)
-        return self._pins is not None and self._pins.is_awaited(namespace, sequence.tokens)
 
     def _namespace(self, sequence: Sequence) -> Namespace:
         return Namespace(sequence.request.tenant, self._fingerprint)

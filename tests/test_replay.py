@@ -132,7 +132,7 @@ def test_with_a_disk_nothing_is_lost() -> None:
     cache_ = Replay(BUDGET, disk=True)
     assert replay(requests, cache_) == [0, 0, 0, 3]
     assert cache_.read == 3  # nodes are paged out whole
-    assert cache_.cache.statistics().page_outs
+    assert cache_.cache.tries.statistics().page_outs
     assert check.problems(cache_.cache) == []
 
 
@@ -174,7 +174,7 @@ def test_a_replay_leaves_a_sound_cache(requests: Session, budget: int, disk: boo
     cache_ = Replay(budget, disk=disk)
     hits = replay(requests, cache_)
     assert check.problems(cache_.cache) == []
-    assert cache_.cache.leases() == {}
+    assert cache_.cache.leases == set()
     assert cache_.cache.tries.size.nbytes <= budget
     assert all(hit < each.length for hit, each in zip(hits, requests, strict=True))
 

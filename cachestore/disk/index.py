@@ -21,15 +21,15 @@ from ..record import Pin, Record, RecordKind, digest_of
 from .files import INDEX, is_file_name, is_temporary
 
 # In the order of the fields of `Record`.
-COLUMNS = "id, kind, tenant, start, end, prefix, digest, tokens, name, nbytes, checksum, used"
+_COLUMNS = "id, kind, tenant, start, end, prefix, digest, tokens, name, nbytes, checksum, used"
 
 _RECORD = (int, str, str, int, int, bytes, bytes, bytes, str, int, bytes, int)
 _PIN = (str, str, bytes, bytes)
 _LATEST = 1 << 62  # a recency counter counts on from what is read, and must not overflow
 
 
-def record_of(row: tuple[Any, ...]) -> Record:
-    """Read a row of `COLUMNS`; a ValueError if `add` did not write it, above all a foreign path."""
+def _record_of(row: tuple[Any, ...]) -> Record:
+    """Read a row of `_COLUMNS`; a ValueError if `add` did not write it, as for a foreign path."""
     _check_types(row, _RECORD)
     row_id, kind, *rest = row
     record = Record(row_id, RecordKind(kind), *rest)
@@ -38,18 +38,6 @@ def record_of(row: tuple[Any, ...]) -> Record:
     if not (0 <= record.start <= record.end and record.nbytes >= 0 <= record.used < _LATEST):
         raise ValueError(f"the numbers of {record.name} make no sense")
     return record
-
-
-def pin_of(row: tuple[Any, ...]) -> tuple[Pin, bytes]:
-    """Read a row of a pin: its name, tenant, tokens and digest; a ValueError for other types."""
-    _check_types(row, _PIN)
-    *fields, digest = row
-    return Pin(*fields), digest
-
-
-def pin_digest(fingerprint: str, pin: Pin) -> bytes:
-    """Name all that makes a pin the one that was pinned."""
-    return digest_of(fingerprint, pin.tenant, pin.name, pin.tokens)
 
 
 def _check_types(row: tuple[Any, ...], types: tuple[type, ...]) -> None:
@@ -92,7 +80,7 @@ class OutdatedIndexError(UnusableIndexError):
 
 
 class DiskIndex:
-    """An open index. Belongs to one thread at a time.
+    """An open index, for the records and pins of one model. Belongs to one thread at a time.
 
     Methods that read raise UnusableIndexError if it is damaged.
 
@@ -103,7 +91,8 @@ class DiskIndex:
         OSError: likewise.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
         path = folder / INDEX
         # SQLite would make it readable for all, and follow a link.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -145,11 +134,11 @@ class DiskIndex:
         if verdict := self._fault():
             raise UnusableIndexError(verdict)
 
-    def add(self, fingerprint: str, record: Record) -> Record:
+    def add(self, record: Record) -> Record:
         """Insert a record, in a transaction of its own; return it with its id."""
-        values = (fingerprint, record.kind.value, *astuple(record)[2:])
+        values = (self._fingerprint, record.kind.value, *astuple(record)[2:])
         places = ", ".join("?" * len(values))
-        columns = COLUMNS.removeprefix("id, ")
+        columns = _COLUMNS.removeprefix("id, ")
         statement = f"INSERT INTO records (fingerprint, {columns}) VALUES ({places})"  # noqa: S608
         with self._transaction():
             row_id = self._database.execute(statement, values).lastrowid
@@ -167,18 +156,18 @@ class DiskIndex:
         with self._transaction():
             self._database.executemany("UPDATE records SET used = ? WHERE id = ?", values)
 
-    def records(self, fingerprint: str, *, others: bool = False) -> list[Record]:
-        """List the records of a model, or of all others, ascending by start."""
+    def records(self, *, others: bool = False) -> list[Record]:
+        """List the records of the model, or of all others, ascending by start."""
         comparison = "!=" if others else "="
         query = (
-            f"SELECT {COLUMNS} FROM records WHERE fingerprint {comparison} ? "  # noqa: S608
+            f"SELECT {_COLUMNS} FROM records WHERE fingerprint {comparison} ? "  # noqa: S608
             "ORDER BY start, id"
         )
         with _damage():
-            return [record_of(row) for row in self._database.execute(query, (fingerprint,))]
+            return [_record_of(row) for row in self._database.execute(query, (self._fingerprint,))]
 
-    def fingerprint(self) -> str | None:
-        """The model with most bytes in it; None if it has no rows."""
+    def largest_model(self) -> str | None:
+        """Fingerprint of the model with most bytes in it; None if it has no rows."""
         query = (
             "SELECT fingerprint FROM (SELECT fingerprint, nbytes FROM records UNION ALL "
             "SELECT fingerprint, 0 FROM pins) GROUP BY fingerprint ORDER BY sum(nbytes) DESC"
@@ -187,25 +176,25 @@ class DiskIndex:
             row = self._database.execute(query).fetchone()
         return None if row is None else str(row[0])
 
-    def pin(self, fingerprint: str, pin: Pin) -> None:
+    def pin(self, pin: Pin) -> None:
         """Keep a pin, in place of the tenant's older one of that name."""
         with self._transaction():
             self._database.execute(
                 "INSERT OR REPLACE INTO pins (fingerprint, tenant, name, tokens, digest) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (fingerprint, pin.tenant, pin.name, pin.tokens, pin_digest(fingerprint, pin)),
+                (self._fingerprint, pin.tenant, pin.name, pin.tokens, self._digest(pin)),
             )
 
-    def unpin(self, fingerprint: str, name: str, tenant: str) -> None:
+    def unpin(self, name: str, tenant: str) -> None:
         """Forget a pin; an unknown one is ignored."""
         with self._transaction():
             self._database.execute(
                 "DELETE FROM pins WHERE fingerprint = ? AND tenant = ? AND name = ?",
-                (fingerprint, tenant, name),
+                (self._fingerprint, tenant, name),
             )
 
-    def pins(self, fingerprint: str) -> list[Pin]:
-        """List a model's pins. Those of other models stay: a user asked for them.
+    def pins(self) -> list[Pin]:
+        """List the model's pins. Those of other models stay: a user asked for them.
 
         A pin with other tokens or another owner than were pinned is removed.
         """
@@ -215,14 +204,19 @@ class DiskIndex:
         )
         sound = []
         with _damage():
-            for row in self._database.execute(query, (fingerprint,)).fetchall():
-                pin, digest = pin_of(row)
-                if pin_digest(fingerprint, pin) == digest:
+            for row in self._database.execute(query, (self._fingerprint,)).fetchall():
+                _check_types(row, _PIN)
+                pin = Pin(*row[:3])
+                if self._digest(pin) == row[3]:
                     sound.append(pin)
                     continue
                 log.warning("a pin is damaged and is forgotten: pin it again", pin=pin.name)
-                self.unpin(fingerprint, pin.name, pin.tenant)
+                self.unpin(pin.name, pin.tenant)
         return sound
+
+    def _digest(self, pin: Pin) -> bytes:
+        """Name all that makes a pin the one that was pinned."""
+        return digest_of(self._fingerprint, pin.tenant, pin.name, pin.tokens)
 
     def close(self) -> None:
         """Close the connection; idempotent."""

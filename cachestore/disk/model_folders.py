@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
@@ -258,49 +258,29 @@ def _move_other(folder: Path, root: Path) -> None:
 
 def _move(folder: Path, root: Path, name: str) -> None:
     """Move one model's state; the index last, so that a start that is cut short is done again."""
-    nbytes = sum(size or 0 for _, size in own_files(folder))
+    files = dict(own_files(folder))
+    told = log.bind(folder=str(folder), bytes=sum(size or 0 for size in files.values()))
     try:
-        fingerprint = _fingerprint(folder)
-    except UnusableIndexError as error:
-        if not any(True for _ in own_files(folder)):
-            log.warning("an index that is not umbel's stays", folder=str(folder), reason=str(error))
+        with closing(DiskIndex(folder, "")) as index:
+            fingerprint = index.largest_model()
+        if fingerprint is None:
+            _remove(folder)
             return
-        _remove(folder)
-        log.warning(
-            "state of an older umbel is removed",
-            folder=str(folder),
-            bytes=nbytes,
-            reason=str(error),
-        )
-        return
-    except (DiskTierError, sqlite3.Error, OSError) as error:
-        log.warning(
-            "state of an older umbel stays", folder=str(folder), bytes=nbytes, reason=str(error)
-        )
-        return
-    if fingerprint is None:
-        _remove(folder)
-        return
-    target = _free(root, name, fingerprint)
-    try:
+        target = _free(root, name, fingerprint)
         target.mkdir(mode=0o700, exist_ok=True)
-        for file in chain(dict(own_files(folder)), reversed(INDEX_FILES)):
+        for file in chain(files, reversed(INDEX_FILES)):
             with suppress(FileNotFoundError):
                 (folder / file).rename(target / file)
-    except OSError as error:
-        log.warning(
-            "state of an older umbel stays", folder=str(folder), bytes=nbytes, reason=str(error)
-        )
-        return
-    log.info("state of an older umbel moved", folder=str(target), bytes=nbytes)
-
-
-def _fingerprint(folder: Path) -> str | None:
-    index = DiskIndex(folder)
-    try:
-        return index.fingerprint()
-    finally:
-        index.close()
+    except UnusableIndexError as error:
+        if files:
+            _remove(folder)
+            told.warning("state of an older umbel is removed", reason=str(error))
+        else:
+            told.warning("an index that is not umbel's stays", reason=str(error))
+    except (DiskTierError, sqlite3.Error, OSError) as error:
+        told.warning("state of an older umbel stays", reason=str(error))
+    else:
+        told.info("state of an older umbel moved", folder=str(target))
 
 
 def _free(root: Path, name: str, fingerprint: str) -> Path:

@@ -19,29 +19,6 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Collected:
-    """Counts of what was removed at the start, and its bytes.
-
-    Attributes:
-        temporaries: files that were never finished.
-        orphans: files without a row: one after a kill between rename and insertion, all
-            after the index was damaged.
-        missing: rows without a file.
-        wrong_size: rows whose file has another size, with the file.
-        other_model: rows of another fingerprint, with their files.
-        other_format: files of an index of an older format.
-    """
-
-    temporaries: int = 0
-    orphans: int = 0
-    missing: int = 0
-    wrong_size: int = 0
-    other_model: int = 0
-    other_format: int = 0
-    nbytes: int = 0
-
-
-@dataclass(frozen=True)
 class Opened:
     """A folder ready for use. Its owner closes the index and `lock_fd`, which holds the lock."""
 
@@ -51,11 +28,20 @@ class Opened:
     lock_fd: int
     records: list[Record]
     pins: list[Pin]
-    collected: Collected
+    collected: Counter[str]
 
 
 def open_folder(folder: Path, fingerprint: str) -> Opened:
     """Lock a folder, open its index, and remove what is of no use to this model.
+
+    `collected` counts what was removed, and its bytes as "nbytes":
+
+    - temporaries: files that were never finished;
+    - orphans: files without a row: one after a kill between rename and insertion, all after the
+      index was damaged;
+    - missing, wrong_size: rows without a file, or whose file has another size;
+    - other_model: rows of another fingerprint, with their files;
+    - other_format: files of an index of an older format.
 
     Raises:
         FolderInUseError: another tier holds it.
@@ -102,41 +88,36 @@ class _Contents:
 
 
 def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
-    contents, outdated = _open_index(folder, fingerprint)
+    without_row = "orphans"
     try:
-        records, collected = _collect(contents, folder, outdated=outdated)
-        opened = identity(folder)
+        contents = _read_index(folder, fingerprint)
+    except UnusableIndexError as error:
+        log.warning("the disk cache is started anew", folder=str(folder), reason=str(error))
+        for name in INDEX_FILES:
+            (folder / name).unlink(missing_ok=True)
+        contents = _read_index(folder, fingerprint)
+        without_row = "other_format" if isinstance(error, OutdatedIndexError) else "orphans"
+    try:
+        records, collected = _collect(contents, folder, without_row)
+        found = identity(folder)
     except BaseException:
         contents.index.close()
         raise
-    return Opened(folder, opened, contents.index, lock_fd, records, contents.pins, collected)
-
-
-def _open_index(folder: Path, fingerprint: str) -> tuple[_Contents, bool]:
-    """Open the index, a new one if it is unusable; True if that had an older format."""
-    try:
-        return _read_index(folder, fingerprint), False
-    except UnusableIndexError as error:
-        outdated = isinstance(error, OutdatedIndexError)
-        log.warning("the disk cache is started anew", folder=str(folder), reason=str(error))
-    for name in INDEX_FILES:
-        (folder / name).unlink(missing_ok=True)
-    return _read_index(folder, fingerprint), outdated
+    return Opened(folder, found, contents.index, lock_fd, records, contents.pins, collected)
 
 
 def _read_index(folder: Path, fingerprint: str) -> _Contents:
-    index = DiskIndex(folder)
+    index = DiskIndex(folder, fingerprint)
     try:
-        own, others = index.records(fingerprint), index.records(fingerprint, others=True)
-        return _Contents(index, own, others, index.pins(fingerprint))
+        return _Contents(index, index.records(), index.records(others=True), index.pins())
     except BaseException:
         index.close()
         raise
 
 
 def _collect(
-    contents: _Contents, folder: Path, *, outdated: bool
-) -> tuple[list[Record], Collected]:
+    contents: _Contents, folder: Path, without_row: str
+) -> tuple[list[Record], Counter[str]]:
     """Remove useless files and rows; return the records left, ascending by start, and the count.
 
     A file of unknown size may be whole, and stays.
@@ -153,18 +134,17 @@ def _collect(
         counts["wrong_size" if present else "missing"] += 1
     sizes = {name: size for name, size in files.items() if size is not None}
     rowless = sizes.keys() - {record.name for record in (*kept, *dropped)}
-    without_row = "other_format" if outdated else "orphans"
     counts.update("temporaries" if is_temporary(name) else without_row for name in rowless)
     # Those without a row first: that may free what the transaction needs on a full disk.
     counts["nbytes"] += _remove(folder, rowless, sizes)
     if dropped:
         contents.index.remove(record.id for record in dropped)
     counts["nbytes"] += _remove(folder, (record.name for record in dropped), sizes)
-    return kept, Collected(**counts)
+    return kept, counts
 
 
-def _remove(folder: Path, names: Iterable[str], files: dict[str, int]) -> int:
-    found = [name for name in names if name in files]
+def _remove(folder: Path, names: Iterable[str], sizes: dict[str, int]) -> int:
+    found = [name for name in names if name in sizes]
     for name in found:
         (folder / name).unlink(missing_ok=True)
-    return sum(files[name] for name in found)
+    return sum(sizes[name] for name in found)

@@ -2,37 +2,45 @@
 
 The owner, one thread, decides what is written and deleted; the tier's threads do it and report.
 One thread writes, one verifies files before they are read: neither blocks the owner, and no disk
-failure reaches it as an exception. State reported as written survives the death of the process at
-any moment: a record is inserted after its file is complete, and removed before it.
+failure reaches it as an exception, or ends a thread. State reported as written survives the death
+of the process at any moment: a record is inserted after its file is complete, and removed before
+it.
 """
 
+import errno
+import os
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from ..errors import DiskTierError
 from ..record import Pin, Record
-from .recovery import Collected, open_folder
-from .verifier import DiskVerifier, Verified
-from .writer import DiskStatistics, DiskWriter, WriteJob, WriteQueue, Written
+from .files import DIGEST, identity, new_name, write_file
+from .index import is_damage
+from .queue import State, WriteJob, WriteQueue
+from .recovery import open_folder, reason_of
+from .verifier import DiskVerifier
 
 log = structlog.get_logger()
 
 _clock = time.monotonic
 
-
 _GRACE = 2.0  # seconds that the threads get to notice that they shall give up
 _WARN_EVERY = 60.0  # seconds between warnings of what may happen thousands of times
 
 
-class DiskTier:
-    """An open folder. Its methods are the owner's, except `statistics`, which is anyone's.
+class DiskTier(WriteQueue):
+    """An open folder: the queue of its writes, and the threads that serve it.
 
-    Only `flush` and `close` wait for a disk.
+    Its methods are the owner's, except `statistics`, which is anyone's. Only `flush` and `close`
+    wait for a disk.
 
     Args:
         folder: created if need be, private to the user.
@@ -43,7 +51,8 @@ class DiskTier:
 
     Attributes:
         records: those found at the start, ascending by start.
-        collected: files removed at the start.
+        pins: the model's pins as they were at the start.
+        collected: counts of what was removed at the start; see `open_folder`.
 
     Raises:
         FolderInUseError: another tier holds the folder.
@@ -60,44 +69,50 @@ class DiskTier:
         retry_after: float = 60.0,
     ) -> None:
         self.folder = folder.absolute()
-        self.queue_bytes = queue_bytes
         opened = open_folder(self.folder, fingerprint)
-        self.records: list[Record] = opened.records
-        self.collected: Collected = opened.collected
-        self._pins = opened.pins
-        self._queue = WriteQueue(queue_bytes, retry_after, opened.records)
-        self._writer = DiskWriter(opened, self._queue, fingerprint, wake)
+        super().__init__(queue_bytes, retry_after, opened.records)
+        self.records = opened.records
+        self.pins = opened.pins
+        self.collected = opened.collected
+        self._index = opened.index
+        self._lock_fd = opened.lock_fd
+        self._identity = opened.identity
+        self._wake = wake
+        self._unremoved: set[int] = set()  # rows that could not be removed with their files
         self._guard = threading.Lock()  # guards the two that follow
         self._unread = 0
         self._silent_until = 0.0
-        self._verifier = DiskVerifier(
-            self.folder, wake, self._writer.folder_is_there, self.cannot_read
-        )
-        self._threads = (self._writer.thread, self._verifier.thread)
+        self.verifier = DiskVerifier(self.folder, wake, self._folder_is_there, self.cannot_read)
+        writer = threading.Thread(target=self._run, name="umbel-disk-writer", daemon=True)
+        self._threads = (writer, self.verifier.thread)
         for thread in self._threads:
             thread.start()
 
-    def write(self, job: WriteJob) -> bool:
-        """Queue a write; False if too much waits, or nothing is written at present.
+    def path(self, record: Record) -> Path:
+        """Where a record's file is."""
+        return self.folder / record.name
 
-        True promises one `Written` for it. The payload is released on the writer's thread.
-        """
-        return self._queue.write(job)
+    def delete(self, records: Iterable[Record]) -> None:
+        """Remove records and their files, after what was queued before."""
+        if found := list(records):
+            self.call(partial(self._delete, found))
 
-    def completed(self) -> list[Written]:
-        """Take the results since the last call, in the order of the jobs."""
-        return self._queue.completed()
+    def touch(self, used: dict[int, int]) -> None:
+        """Set the recency counters of records by their ids; unknown ones are ignored."""
+        if used:
+            self.call(partial(self._transact, partial(self._index.touch, used)))
 
-    def verify(self, records: Sequence[Record]) -> Future[Verified]:
-        """Read files, and compare them with what was written; the result has those that differ.
+    def pin(self, pin: Pin) -> None:
+        """Have the index remember a path, in place of the tenant's older one of that name."""
+        self.call(partial(self._transact, partial(self._index.pin, pin)))
 
-        A DiskTierError if the tier is closed first.
-        """
-        return self._verifier.verify(records)
+    def unpin(self, name: str, tenant: str) -> None:
+        """Have the index forget a path."""
+        self.call(partial(self._transact, partial(self._index.unpin, name, tenant)))
 
     def cannot_read(self, reason: str) -> None:
         """Note that a file cannot be read at present. Safe to call from any thread."""
-        self._queue.fail()
+        self.fail()
         with self._guard:
             self._unread += 1
             now = _clock()
@@ -107,45 +122,16 @@ class DiskTier:
             self._silent_until = now + _WARN_EVERY
         log.warning("state on disk cannot be read at present", reason=reason, count=count)
 
-    def path(self, record: Record) -> Path:
-        """Where a record's file is."""
-        return self.folder / record.name
-
-    def delete(self, records: Iterable[Record]) -> None:
-        """Remove records and their files, after what was queued before."""
-        self._writer.delete(records)
-
-    def touch(self, ids: Iterable[int], used: int) -> None:
-        """Set the recency counters of records; several calls may share a transaction."""
-        self._queue.touch(ids, used)
-
-    def pin(self, name: str, tenant: str, tokens: bytes) -> None:
-        """Have the index remember a path, in place of the tenant's older one of that name."""
-        self._writer.pin(Pin(name, tenant, tokens))
-
-    def unpin(self, name: str, tenant: str) -> None:
-        """Have the index forget a path."""
-        self._writer.unpin(name, tenant)
-
-    def pins(self) -> list[Pin]:
-        """The model's pins as they were at the start."""
-        return list(self._pins)
-
-    def turn_off(self, reason: str) -> None:
-        """Write nothing any more, for good; what waits is refused."""
-        self._queue.leave("off", reason)
-
     def flush(self, timeout: float) -> bool:
-        """Wait until all that was queued is done; False when that takes over `timeout` s."""
+        """Wait until all that was asked for is done; False when that takes over `timeout` s."""
         deadline = time.monotonic() + timeout
-        if not self._queue.flush(timeout):
+        if not super().flush(timeout):
             return False
-        try:
-            self._verifier.verify([]).result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            return False
-        except DiskTierError:  # closed: nothing waits there
-            pass
+        with suppress(DiskTierError):  # closed: nothing waits there
+            try:
+                self.verifier.verify([]).result(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                return False
         return True
 
     def close(self, timeout: float) -> None:
@@ -154,20 +140,124 @@ class DiskTier:
         Returns at most two seconds later than that. The folder is given up when the writer
         has ended: if a disk never answers, that is when the process does.
         """
-        self._queue.close()
-        self._verifier.close()
-        self._join(timeout)
-        self._queue.abandon()
-        self._verifier.abandon()
-        self._join(_GRACE)
+        for abandon, seconds in ((False, timeout), (True, _GRACE)):
+            self.end(abandon=abandon)
+            self.verifier.end(abandon=abandon)
+            deadline = time.monotonic() + seconds
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            log.warning("the disk cache's threads are left behind: the disk does not answer")
+            log.warning("disk threads did not stop: the disk does not answer")
 
-    def statistics(self) -> DiskStatistics:
-        """Describe the tier."""
-        return self._queue.statistics()
+    # -- on the writer's thread ------------------------------------------------------------
 
-    def _join(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        finally:
+            self._index.close()
+            os.close(self._lock_fd)
+
+    def _step(self) -> bool:
+        job = self.take()
+        if job is None:
+            return False
+        try:
+            if isinstance(job, WriteJob):
+                self._answer(job)
+            else:
+                job()
+        except Exception:
+            log.exception("a job of the disk cache failed")
+            self.fail()
+        finally:
+            self.done()
+        return True
+
+    def _answer(self, job: WriteJob) -> None:
+        record, failure = None, None
+        try:
+            record = self._write(job)
+        except (OSError, sqlite3.Error) as error:
+            failure = _meaning(error)  # not the error: its traceback would keep the payload
+        except DiskTierError:  # the tier is being closed
+            pass
+        except Exception:
+            log.exception("a payload cannot be written")
+            self.fail()
+        self.answer(job, record)
+        if failure is not None:
+            self._suspend(*failure)
+        elif record is not None and self._unremoved:  # now there is room for that
+            self._transact(self._remove_rows)
+        self._wake()
+
+    def _write(self, job: WriteJob) -> Record:
+        if identity(self.folder) != self._identity:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder))
+        name = new_name()
+        metadata = job.payload.metadata | {DIGEST: job.record.digest.hex()}
+        payload = job.payload._replace(metadata=metadata)
+        nbytes, checksum = write_file(self.folder, name, payload, self.is_abandoned)
+        try:
+            return self._index.add(replace(job.record, name=name, nbytes=nbytes, checksum=checksum))
+        except BaseException:
+            (self.folder / name).unlink(missing_ok=True)
+            raise
+
+    def _delete(self, records: list[Record]) -> None:
+        """Remove the rows, then the files.
+
+        The files go even if the rows cannot: a full disk has no room for the transaction, and
+        could otherwise never be freed. A row without its file is collected at the next start.
+        """
+        self._unremoved.update(record.id for record in records)
+        self._transact(self._remove_rows)
+        for record in records:
+            try:
+                self.path(record).unlink(missing_ok=True)
+            except OSError as error:
+                self.fail()
+                log.warning("cannot delete disk-cache file", reason=reason_of(error))
+        self.removed(records)
+
+    def _remove_rows(self) -> None:
+        self._index.remove(self._unremoved)
+        self._unremoved.clear()
+
+    def _transact(self, transaction: Callable[[], None]) -> None:
+        try:
+            transaction()
+        except sqlite3.Error as error:
+            self._suspend(*_meaning(error))
+
+    def _suspend(self, state: State, reason: str) -> None:
+        self.fail()
+        if self._folder_is_there():
+            self._leave(state, reason)
+
+    def _folder_is_there(self) -> bool:
+        """True if folder, lock and index are still those that were opened; else the tier is off.
+
+        Its rows would describe files that are elsewhere, and another tier may have the folder.
+        """
+        try:
+            if identity(self.folder) == self._identity is not None:
+                return True
+        except OSError:
+            return True  # as far as can be told
+        self._leave("off", f"{self.folder} was removed or replaced: restart umbel to use it again")
+        return False
+
+    def _leave(self, state: State, reason: str) -> None:
+        if self.leave(state, reason):
+            log.warning("the disk cache takes nothing more", state=state, reason=reason)
+        self._wake()  # what waited was refused
+
+
+def _meaning(error: OSError | sqlite3.Error) -> tuple[State, str]:
+    """Return the state after a failure, and why: a damaged index is never written to."""
+    if isinstance(error, sqlite3.Error) and is_damage(error):
+        return "off", f"its index is damaged ({error}): restart umbel to begin anew"
+    return "suspended", reason_of(error)

@@ -1,19 +1,15 @@
 """Takes the state that was used longest ago from a folder whose model is not loaded."""
 
 import os
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ..record import Pin, Record, hasher
+from ..record import TOKEN_BYTES, Paths, Pin, Record, hasher
 from .files import INDEX, INDEX_FILES, LOCK
 from .recovery import Opened, open_folder
 
 _AT_ONCE = 64  # files in one transaction; a load that wants the folder waits for one at most
-_TOKEN = 4  # bytes
 
 
 def trim(
@@ -32,8 +28,8 @@ def trim(
     opened = open_folder(folder, fingerprint)
     try:
         try:
-            freed = opened.collected.nbytes + _delete(opened, nbytes, stopped)
-            empty = not opened.index.records(fingerprint) and not opened.pins
+            freed = opened.collected["nbytes"] + _delete(opened, nbytes, stopped)
+            empty = not opened.index.records() and not opened.pins
         finally:
             opened.index.close()
         if empty:
@@ -94,32 +90,18 @@ def removal_order(records: Iterable[Record], pins: Iterable[Pin]) -> list[Record
 
 
 def _parents(records: list[Record]) -> dict[int, int]:
-    starts: dict[str, set[int]] = defaultdict(set)
-    for record in records:
-        starts[record.tenant].add(record.start)
-    ordered = {tenant: sorted(own) for tenant, own in starts.items()}
-    wanted = {(record.tenant, record.start, record.prefix) for record in records}
-    known: dict[tuple[str, int, bytes], tuple[Any, int]] = {}
     parents: dict[int, int] = {}
+    paths = Paths[int](records)
     for record in records:
-        hashed = hasher()
-        if record.start:
-            found = known.get((record.tenant, record.start, record.prefix))
-            if found is None:
-                continue
-            hashed, parents[record.id] = found[0].copy(), found[1]
-        own, done = ordered[record.tenant], 0
-        for start in own[bisect_right(own, record.start) : bisect_right(own, record.end)]:
-            hashed.update(record.tokens[done : _TOKEN * (start - record.start)])
-            done = _TOKEN * (start - record.start)
-            place = (record.tenant, start, hashed.digest())
-            if place in wanted:
-                known.setdefault(place, (hashed.copy(), record.id))
+        if (found := paths.before(record)) is not None:
+            parents[record.id] = found[0]
+        if found is not None or not record.start:
+            paths.reach(record, found[1] if found else hasher(), record.id)
     return parents
 
 
 def _is_on(record: Record, pin: Pin) -> bool:
-    start = _TOKEN * record.start
+    start = TOKEN_BYTES * record.start
     if record.tenant != pin.tenant or start > len(pin.tokens):
         return False
     rest = pin.tokens[start : start + len(record.tokens)]

@@ -15,8 +15,6 @@ from .files import DIGEST, verify_file
 
 log = structlog.get_logger()
 
-_CLOSED = "the disk cache was closed"
-
 
 class Verified(NamedTuple):
     """Records whose files are damaged (missing, different, of another path) or unreadable now."""
@@ -45,32 +43,27 @@ class DiskVerifier:
         self.thread = threading.Thread(target=self._run, name="umbel-disk-verifier", daemon=True)
 
     def verify(self, records: Sequence[Record]) -> Future[Verified]:
-        """Have files verified."""
+        """Read files and compare them with what was written; a DiskTierError if closed first."""
         future: Future[Verified] = Future()
         with self._changed:
-            if not self._closed:
+            if self._closed:
+                _fail(future)
+            else:
                 self._waiting.append((future, list(records)))
                 self._changed.notify_all()
-                return future
-        future.set_exception(DiskTierError(_CLOSED))
         return future
 
-    def close(self) -> None:
-        """Take nothing more."""
+    def end(self, *, abandon: bool = False) -> None:
+        """Take nothing more; with `abandon`, give up what waits and what is being read."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
-
-    def abandon(self) -> None:
-        """Give up what waits and what is being read; the futures end with an error."""
-        with self._changed:
-            self._closed = self._abandoned = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
+            self._abandoned = self._abandoned or abandon
+            waiting = list(self._waiting) if abandon else []
+            if abandon:
+                self._waiting.clear()
             self._changed.notify_all()
         for future, _ in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(DiskTierError(_CLOSED))
+            _fail(future)
 
     # -- on the thread -------------------------------------------------------------------
 
@@ -117,3 +110,8 @@ class DiskVerifier:
             self._wake()
         except Exception:
             log.exception("the disk cache's owner cannot be woken")
+
+
+def _fail(future: Future[Verified]) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(DiskTierError("the disk cache was closed"))

@@ -9,7 +9,7 @@ no error: the request computes the tokens itself.
 import enum
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -20,16 +20,14 @@ from ..compaction import compact
 from ..disk.tier import DiskTier
 from ..disk.verifier import Verified
 from ..errors import DamagedFileError, UnreadableFileError
-from ..extents import Extent
 from ..ledger import Size
-from ..node import Tokens, TrieNode
+from ..node import Extent, Tokens, TrieNode
 from ..prefix_cache import PrefixCache
 from ..record import Record
 from ..restoration import Missing
-from ..state import Checkpoint, Span
+from ..state import Checkpoint, Codec, Span
 from ..trie import RadixTrie
 from ..tries import Namespace
-from .codec import Codec
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -46,9 +44,9 @@ class PageInStatus(enum.Enum):
     """The answer to a request for state that is on disk."""
 
     NOTHING = enum.auto()
-    """There is none that is not in memory."""
+    """All state that there is, is in memory."""
     ON_DISK = enum.auto()
-    """There is some, and it is not being read."""
+    """Some state is on disk only, and is not being read."""
     BEGUN = enum.auto()
     """It is read from now on."""
     UNDER_WAY = enum.auto()
@@ -72,11 +70,14 @@ class _Request:
 class PageIn:
     """The way in. Belongs to the MLX thread.
 
+    A reader is the object that waits for a prompt's state, and asks again and again. State that is
+    paged out again each time before the reader uses it is not waited for any more.
+
     Args:
-        cache: whose tries.
+        cache: the cache whose tries get the state.
         tier: the disk.
         codec: knows what state is made of.
-        make_room: makes room in memory for what is read; says whether there is.
+        make_room: makes room in memory for what is read; False if there is none.
 
     Attributes:
         page_ins: states that were read.
@@ -92,7 +93,8 @@ class PageIn:
         self._codec = codec
         self._make_room = make_room
         self._requests: list[_Request] = []
-        self._unreadable = Resting()
+        self._reads: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # by reader
+        self._unreadable: dict[int, float] = {}  # files, and until when they are left alone
         # Of what was read last; all of a model's states are packed alike.
         self._span_buffers = self._checkpoint_buffers = 1
 
@@ -101,33 +103,51 @@ class PageIn:
         """True if something is verified and waits to be read."""
         return any(request.verified.done() for request in self._requests)
 
-    def look(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Return whether the disk has state of a prompt that memory lacks. Nothing is read."""
-        return self._find(namespace, tokens)[0]
+    def awaits(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
+        """Return True if a reader shall wait for a prompt's state. Nothing is read for it yet."""
+        if self._cache.pinned.is_awaited(namespace, tokens):
+            return True
+        status, reads = self._find(namespace, tokens)[0], self._reads.get(reader, 0)
+        if status is PageInStatus.UNDER_WAY:
+            return reads <= _MOST_READS
+        return status is PageInStatus.ON_DISK and reads < _MOST_READS
+
+    def wait_for(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
+        """Start to read what is on disk of a prompt; return True if its reader waits for that."""
+        if self._cache.pinned.is_awaited(namespace, tokens):
+            return True
+        if self._reads.get(reader, 0) > _MOST_READS:
+            return False
+        status = self.request(namespace, tokens)
+        if status is PageInStatus.BEGUN:
+            self._reads[reader] = self._reads.get(reader, 0) + 1
+        return status is not PageInStatus.NOTHING and self._reads.get(reader, 0) <= _MOST_READS
+
+    def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
+        """Start to read state of a prompt that is on disk, unless it is being read."""
+        status, trie, missing = self._find(namespace, tokens)
+        if status is not PageInStatus.ON_DISK or trie is None or missing is None:
+            return status
+        records = {r.id: r for node in missing.nodes for r in missing.records(node)}
+        verified = self._tier.verifier.verify(list(records.values()))
+        self.asked_bytes += sum(record.nbytes for record in records.values())
+        self._requests.append(_Request(trie, missing, set(records), verified))
+        return PageInStatus.BEGUN
 
     def _find(
         self, namespace: Namespace, tokens: Tokens
     ) -> tuple[PageInStatus, RadixTrie | None, Missing | None]:
-        trie = self._cache.trie_of(namespace, tokens)
+        """Look for state of a prompt that the disk has and memory lacks. Nothing is read."""
+        trie, now = self._cache.trie_of(namespace, tokens), _clock()
         if trie is None:
             return PageInStatus.NOTHING, None, None
-        missing = self._cache.missing(trie, tokens, self._unreadable)
+        self._unreadable = {file: end for file, end in self._unreadable.items() if end > now}
+        missing = self._cache.restoration.missing(trie, tokens, self._unreadable)
         if not missing.nodes:
             return PageInStatus.NOTHING, trie, missing
         reading = (node for request in self._requests for node in request.missing.nodes)
         under_way = not set(missing.nodes).isdisjoint(reading)
         return PageInStatus.UNDER_WAY if under_way else PageInStatus.ON_DISK, trie, missing
-
-    def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Start to read state of a prompt that is on disk."""
-        status, trie, missing = self._find(namespace, tokens)
-        if status is not PageInStatus.ON_DISK or trie is None or missing is None:
-            return status
-        records = {r.id: r for node in missing.nodes for r in missing.records(node)}
-        verified = self._tier.verify(list(records.values()))
-        self.asked_bytes += sum(record.nbytes for record in records.values())
-        self._requests.append(_Request(trie, missing, set(records), verified))
-        return PageInStatus.BEGUN
 
     def give_up(self) -> None:
         """Wait for nothing any more."""
@@ -143,39 +163,37 @@ class PageIn:
 
     def _advance(self, request: _Request) -> bool:
         """Read a request's next node; False when there is no other, or no use in it."""
-        node = request.missing.nodes.pop(0)
-        if not _attached(request.trie, node):
+        trie, node = request.trie, request.missing.nodes.pop(0)
+        if not _is_attached(trie, node):
             return False
         if any(record.id not in request.asked for record in request.missing.records(node)):
             return False  # it was paged out, or cut, meanwhile
         verified = request.verified.result()
-        read = self._read_span(request.trie, node, verified)
+        read = self._read_span(trie, node, verified)
         if read and node is request.missing.holder:
-            read = self._read_checkpoint(request.trie, node, verified)
+            read = self._read_checkpoint(trie, node, verified)
         if read:
-            self._cache.refresh(request.trie, node)
+            self._cache.refresh(trie, node)
         if read and not request.missing.nodes:
-            compact(request.trie, node, self._cache.longest)  # before a request leases the path
+            compact(trie, node, self._cache.longest)  # before a request leases the path
         return read and bool(request.missing.nodes)
 
     def _read_span(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
-        """Read a node's span if it is not in memory; return whether it is now."""
+        """Read a node's span if it is not in memory; return True if it is now."""
         if node.span is not None or not node.extents:
             return True
-        nbytes = sum(map(_nbytes, node.extents))
-        parent = node.parent
-        if parent is not None and parent.parent is not None and parent.span is None:
+        above = node.parent or trie.root
+        if above is not trie.root and above.span is None:
             return False  # it was paged out again meanwhile
-        if not self._room_below(trie, node.parent or trie.root, Size(nbytes, self._span_buffers)):
+        need = Size(sum(map(_nbytes, node.extents)), self._span_buffers)
+        if not self._room_below(trie, above, need):
             return False
         records = [extent.record for extent in node.extents]
         try:
             _check(verified, records)
-            span = self._load(node)
+            span = self._load_span(node)
         except Exception as error:  # noqa: BLE001  (native code may raise anything)
-            if _may_pass(error):
-                self._missed(records, error)
-            else:
+            if not self._may_pass(records, error):
                 trie.forget(node)
                 self._lost(node, error)
             return False
@@ -184,9 +202,11 @@ class PageIn:
         self.page_ins += 1
         return True
 
-    def _load(self, node: TrieNode) -> Span:
-        files = [(p, p.start - p.record.start, p.stop - p.record.start) for p in node.extents]
-        parts = [(self._tier.path(extent.record), start, stop) for extent, start, stop in files]
+    def _load_span(self, node: TrieNode) -> Span:
+        parts = [
+            (self._tier.path(p.record), p.start - p.record.start, p.stop - p.record.start)
+            for p in node.extents
+        ]
         span: Span = self._codec.load_span(parts)
         if span.length != len(node.tokens):
             span.close()
@@ -194,7 +214,7 @@ class PageIn:
         return span
 
     def _read_checkpoint(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
-        """Read a node's checkpoint if it is not in memory; return whether it is now."""
+        """Read a node's checkpoint if it is not in memory; return True if it is now."""
         record = node.persisted_checkpoint
         if node.checkpoint is not None or record is None:
             return node.checkpoint is not None
@@ -207,9 +227,7 @@ class PageIn:
                 checkpoint.close()
                 raise ValueError("the file holds another offset's state")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001  (native code may raise anything)
-            if _may_pass(error):
-                self._missed([record], error)
-            else:
+            if not self._may_pass([record], error):
                 trie.persistence.drop_checkpoint(node)
                 trie.prune(node)
                 self._lost(node, error)
@@ -227,62 +245,23 @@ class PageIn:
         finally:
             trie.release(node)
 
-    def _missed(self, records: list[Record], error: Exception) -> None:
-        """Leave alone for a while what cannot be read at present."""
-        self._unreadable.add(record.id for record in records)
+    def _may_pass(self, records: list[Record], error: Exception) -> bool:
+        """Return True if a read may succeed later: the file is there. It is left alone for now."""
+        if isinstance(error, FileNotFoundError):
+            return False
+        if not isinstance(error, OSError | MemoryError | UnreadableFileError):
+            return False
+        until = _clock() + _UNREADABLE_FOR
+        self._unreadable |= dict.fromkeys((record.id for record in records), until)
         if not isinstance(error, UnreadableFileError):  # of that the tier knows
             self._tier.cannot_read(str(error))
+        return True
 
     def _lost(self, node: TrieNode, error: Exception) -> None:
         self._cache.tries.drop_empty()
         # The verifier has warned of a damaged file, and named it.
         level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
         log.log(level, "state on disk is lost", tokens=node.end, error=str(error))
-
-
-class Resting:
-    """Ids of files, each for a while. As many as there are files at most."""
-
-    def __init__(self) -> None:
-        self._until: dict[int, float] = {}  # in the order in which they end
-
-    def add(self, ids: Iterable[int]) -> None:
-        """Let files rest from now on."""
-        until = _clock() + _UNREADABLE_FOR
-        for file in ids:
-            self._until.pop(file, None)
-            self._until[file] = until
-
-    def __contains__(self, file: object) -> bool:
-        """Return True if a file is not to be read yet."""
-        now = _clock()
-        while self._until and (first := next(iter(self._until.items())))[1] <= now:
-            del self._until[first[0]]
-        return file in self._until
-
-
-class Retries:
-    """Counts the reads for each reader: state may be paged out again before the reader uses it.
-
-    A reader is the object that asks. Its count is dropped with it.
-    """
-
-    def __init__(self) -> None:
-        self._begun: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-
-    def may_begin(self, reader: object) -> bool:
-        """Return True if a reader would wait for one more read."""
-        return self._begun.get(reader, 0) < _MOST_READS
-
-    def ended(self, reader: object) -> bool:
-        """Return True if a reader waits no longer, and starts with the state in memory."""
-        return self._begun.get(reader, 0) > _MOST_READS
-
-    def waits(self, reader: object, status: PageInStatus) -> bool:
-        """Count a read that began; return True if its reader waits for it."""
-        if status is PageInStatus.BEGUN:
-            self._begun[reader] = self._begun.get(reader, 0) + 1
-        return status is not PageInStatus.NOTHING and not self.ended(reader)
 
 
 def _check(verified: Verified, records: list[Record]) -> None:
@@ -292,14 +271,7 @@ def _check(verified: Verified, records: list[Record]) -> None:
         raise UnreadableFileError("a file of it cannot be read at present")
 
 
-def _may_pass(error: Exception) -> bool:
-    """Return True if a read may succeed later: the file is there, and was not read."""
-    if isinstance(error, FileNotFoundError):
-        return False
-    return isinstance(error, OSError | MemoryError | UnreadableFileError)
-
-
-def _attached(trie: RadixTrie, node: TrieNode) -> bool:
+def _is_attached(trie: RadixTrie, node: TrieNode) -> bool:
     """Return True if a node is still part of its trie."""
     while node.parent is not None:
         if node.parent.children.get(int(node.tokens[0])) is not node:

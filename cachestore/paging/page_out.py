@@ -7,25 +7,21 @@ new is written: a node that grew is written from where the disk's copy of it end
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
 
 import structlog
 
 from ..disk.files import HostTensor, Payload
+from ..disk.queue import WriteJob, Written
 from ..disk.tier import DiskTier
-from ..disk.writer import WriteJob, Written
-from ..extents import Extent
 from ..ledger import Account, Kind, Size
-from ..node import Tokens, TrieNode, path_tokens, size_in_memory
+from ..node import Extent, Tokens, TrieNode, path_tokens, size_in_memory
 from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
-from ..record import Record, RecordKind, hasher, record_digest
-from ..spans import Loan, lend, size_of, size_of_storage
-from ..state import Checkpoint, Span
+from ..record import Record, RecordKind, digest, record_digest
+from ..spans import Loan, size_of, size_of_storage
+from ..state import Checkpoint, Codec, Exported, Span
 from ..trie import RadixTrie
 from ..tries import Namespace
-from .codec import Codec, Exported
 
 _AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's time
 _COPIED = 256 << 20  # bytes of copies after which no more nodes are: four long ones took 180 ms
@@ -42,7 +38,7 @@ class _Job:
     """A write under way: its node, and the tokens that lead to the node's end.
 
     Attributes:
-        paging: what only the writer has in memory: copies, or a checkpoint that was given up.
+        paging: memory that only the writer has: copies, or a checkpoint that was given up.
         whole: the checkpoint that is written where it lies, if it is one.
         loan: of the storage that is written where it lies, if it is a span.
     """
@@ -65,15 +61,31 @@ class _Job:
         if self.loan is not None:
             self.loan.give_back()
 
+    def record(self, kind: RecordKind, start: int) -> Record:
+        """Describe the file to write, with the path's tokens from an offset on."""
+        tenant, fingerprint = self.namespace[:2]
+        end, path = len(self.path), digest(self.path)
+        return Record(
+            id=0,
+            kind=kind,
+            tenant=tenant,
+            start=start,
+            end=end,
+            prefix=digest(self.path[:start]),
+            digest=record_digest(fingerprint, tenant, kind.value, start, end, path),
+            tokens=self.path[start:].tobytes(),
+            used=max(self.node.last_used, self.node.checkpoint_used),
+        )
+
 
 class PageOut:
     """The way out. Belongs to the MLX thread.
 
     Args:
-        cache: whose tries.
+        cache: the cache whose tries are written.
         tier: the disk.
         codec: knows what state is made of.
-        make_room: makes room in memory for copies; says whether there is.
+        make_room: makes room in memory for copies; False if there is none.
 
     Attributes:
         failures: states that the disk did not take.
@@ -96,24 +108,19 @@ class PageOut:
         self._was_over_limit = False
 
     @property
-    def pending(self) -> bool:
-        """True if a write is under way, or could begin at present."""
-        dirty = any(trie.persistence.dirty for trie in self._cache.tries)
-        return bool(self._jobs) or (dirty and not self._rests)
-
-    @property
     def writing(self) -> bool:
         """True if a write is under way."""
         return bool(self._jobs)
 
     @property
-    def _rests(self) -> bool:
-        return _clock() < self._rests_until
-
-    @property
     def unwritten(self) -> bool:
         """True if state is dirty, would be taken by the tier, and no write is under way."""
-        return self.pending and not self._jobs
+        dirty = any(trie.persistence.dirty for trie in self._cache.tries)
+        return dirty and not self._jobs and not self._rests
+
+    @property
+    def _rests(self) -> bool:
+        return _clock() < self._rests_until
 
     def step(self, *, busy: bool = False) -> None:
         """Take in finished writes, and hand over the next nodes.
@@ -143,11 +150,11 @@ class PageOut:
         """Hold nothing for the disk any more: it is the cache's alone, to be evicted like any."""
         for job in self._jobs:
             job.end()
-            Persistence.forget_writers(job.node)  # which may be in no trie any more
+            Persistence.end_write(job.node, job)  # which may be in no trie any more
+        for node in (node for trie in self._cache.tries for node in trie.nodes()):
+            for writer in list(node.writers):
+                Persistence.end_write(node, writer)
         self._jobs = {}
-        for trie in self._cache.tries:
-            for node in trie.nodes():
-                trie.persistence.forget_writers(node)
 
     def _hand_over(self) -> None:
         left, self._copied = _AT_ONCE, 0
@@ -158,7 +165,7 @@ class PageOut:
                     continue  # it was forgotten: another one's copy needed room
                 if not left or self._copied >= _COPIED:
                     return
-                taken = self._write(namespace, trie, node)
+                taken = self._write(namespace, trie, node) if _is_due(trie, node) else None
                 if taken is False:
                     self._full = bool(self._jobs)
                     self._rests_until = 0.0 if self._full else _clock() + _REST
@@ -166,70 +173,61 @@ class PageOut:
                 left -= taken is True
 
     def _write(self, namespace: Namespace, trie: RadixTrie, node: TrieNode) -> bool | None:
-        """Hand over a node's state; False when no more is taken at present, None without any."""
-        if not _reachable(node):
-            if node.parent not in trie.persistence.dirty:
-                trie.persistence.mark_clean(node)
-        elif node.span is not None and node.persisted_end < node.end:
-            job = self._begin(namespace, node, node.end)
-            return self._unless_it_fails(trie, job, partial(self._write_span, job, node.span))
-        elif node.checkpoint is not None and node.persisted_checkpoint is None:
-            job = self._begin(namespace, node, node.start)
-            write = partial(self._write_checkpoint, job, node.checkpoint)
-            return self._unless_it_fails(trie, job, write)
-        else:
-            trie.persistence.mark_clean(node)
-        return None
+        """Hand over a node's state; False if no more is taken at present, None if that fails.
 
-    def _unless_it_fails(
-        self, trie: RadixTrie, job: _Job, write: Callable[[], bool]
-    ) -> bool | None:
-        """Hand a state over; one for which that fails stays in memory only, and others do not."""
+        One for which it fails stays in memory only, and others do not.
+        """
+        paging = self._cache.ledger.account(Kind.PAGING)
+        job = _Job(namespace, path_tokens(node), node, paging)
+        kind, start = RecordKind.SPAN, node.persisted_end
+        if node.span is None or start == node.end:
+            # Where no spans are kept, nothing else on disk tells which tokens lead there.
+            kind, start = RecordKind.CHECKPOINT, node.end if self._cache.layout.spans else 0
+        # From now on, making room does not take it away.
+        until = node.end if kind is RecordKind.SPAN else node.start
+        Persistence.begin_write(node, job, until)
+        taken: bool | None = False
         try:
-            return write()
+            if (exported := self._export(job, kind)) is not None:
+                tensors = {name: HostTensor(*tensor) for name, tensor in exported.tensors.items()}
+                payload = Payload(tensors, exported.metadata)
+                taken = self._tier.write(WriteJob(job, job.record(kind, start), payload))
         except Exception as error:  # noqa: BLE001  (native code may raise anything)
-            log.warning("state cannot be written", tokens=job.node.end, error=str(error))
+            log.warning("state cannot be written", tokens=node.end, error=str(error))
             self.failures += 1
-            self._drop(job)
-            trie.persistence.mark_clean(job.node)
-            return None
-
-    def _write_span(self, job: _Job, span: Span) -> bool:
-        node, start = job.node, job.node.persisted_end
-        if self._codec.copies:
-            nbytes = span.nbytes // span.length * (node.end - start)
-            if not self._count_copy(job, Size(nbytes, span.storage.buffers)):
-                return False
-        elif not self._may_lend(span):
-            return self._drop(job)
+            trie.persistence.mark_clean(node)
+            taken = None
+        if taken:
+            self._jobs[job] = None
         else:
-            job.loan = lend(span, self._cache.ledger)
-        first, end = start - node.start, len(node.tokens)
-        exported = self._codec.export_span(span, first, end)
-        return self._submit(job, RecordKind.SPAN, start, exported)
+            Persistence.end_write(node, job)
+            job.end()
+        return taken
 
-    def _write_checkpoint(self, job: _Job, checkpoint: Checkpoint) -> bool:
-        node = job.node
+    def _export(self, job: _Job, kind: RecordKind) -> Exported | None:
+        """Have the codec hand state over; None where there is no room for its copy, or loan."""
+        node, span, checkpoint = job.node, job.node.span, job.node.checkpoint
+        if kind is RecordKind.SPAN and span is not None:
+            start = node.persisted_end - node.start
+            tokens = len(node.tokens)
+            if self._codec.copies:
+                nbytes = span.nbytes // span.length * (tokens - start)
+                if not self._count_copy(job, Size(nbytes, span.storage.buffers)):
+                    return None
+            elif not self._may_lend(span):
+                return None
+            else:
+                job.loan = Loan.of(span, self._cache.ledger)
+            return self._codec.export_span(span, start, tokens)
         if not self._codec.copies:
             job.whole = checkpoint
         elif not self._count_copy(job, size_of(checkpoint)):
-            return False
-        exported = self._codec.export_checkpoint(checkpoint)
-        # Where no spans are kept, nothing else on disk tells which tokens lead there.
-        start = node.end if self._cache.layout.spans else 0
-        return self._submit(job, RecordKind.CHECKPOINT, start, exported)
-
-    def _begin(self, namespace: Namespace, node: TrieNode, until: int) -> _Job:
-        """Begin to write a node's state: from now on, making room does not take it away."""
-        paging = self._cache.ledger.account(Kind.PAGING)
-        job = _Job(namespace, path_tokens(node), node, paging)
-        Persistence.begin_write(node, job, until)
-        return job
+            return None
+        return self._codec.export_checkpoint(checkpoint)
 
     def _count_copy(self, job: _Job, size: Size) -> bool:
-        """Make room for a copy and count it; where there is none, the job is dropped."""
         if not self._make_room(size):
-            return self._drop(job)
+            return False
         job.paging.set(size)
         self._copied += size.nbytes
         return True
@@ -241,85 +239,46 @@ class PageOut:
             return True
         return sum(loans.values()) + size_of_storage(span).nbytes <= self._tier.queue_bytes
 
-    @staticmethod
-    def _drop(job: _Job) -> Literal[False]:
-        """Do not write after all."""
-        Persistence.end_write(job.node, job)
-        job.end()
-        return False
-
-    def _submit(self, job: _Job, kind: RecordKind, start: int, exported: Exported) -> bool:
-        if not self._tier.write(_write_job(job, kind, start, exported)):
-            return self._drop(job)
-        self._jobs[job] = None
-        return True
-
     def _take(self, written: Written) -> None:
         job = written.token
         assert isinstance(job, _Job)  # noqa: S101  (the tier returns what it was given)
         del self._jobs[job]
         job.end()
         trie, record = self._cache.tries.get(job.namespace), written.record
-        parts = [] if trie is None else trie.match(job.path).node.path()
-        for node in (*parts, job.node):
+        path = [] if trie is None else trie.match(job.path).node.path()
+        # What was written may have been joined with what follows, and cut from it again.
+        pending = [job.node, *path]
+        while pending:
+            node = pending.pop()
             Persistence.end_write(node, job)
-        if parts:
-            _end_below(parts[-1], job)
-        if record is None:
-            self._failed(job, parts, trie)
-            return
-        self._cache.tries.files.hold([record])  # until it is known who uses it
-        if trie is not None:
-            _attach(trie, job.path, record)
-            for node in parts:
-                if node.persisted:
-                    trie.persistence.mark_clean(node)
-        self._cache.tries.files.drop([record])
-
-    def _failed(self, job: _Job, parts: list[TrieNode], trie: RadixTrie | None) -> None:
-        """Try again later, after all others: a write that always fails must hold up none."""
-        self.failures += 1
-        self._rests_until = _clock() + _REST
-        for node in parts:
-            if trie is not None and node.end > job.node.start:
+            pending += (child for child in node.children.values() if job in child.writers)
+        if record is None:  # it is tried again after all others: it must hold up none
+            self.failures += 1
+            self._rests_until = _clock() + _REST
+        else:
+            self._cache.tries.files.hold([record])  # until it is known which nodes use it
+            if trie is not None:
+                _attach(trie, job.path, record)
+            self._cache.tries.files.drop([record])
+        for node in path:
+            if trie is not None and record is None and node.end > job.node.start:
                 trie.persistence.postpone(node)
+            elif trie is not None and record is not None and node.persisted:
+                trie.persistence.mark_clean(node)
 
 
-def _end_below(node: TrieNode, job: _Job) -> None:
-    """End a write where what was written was joined with what follows, and cut from it again."""
-    pending = [node]
-    while pending:
-        below = [child for child in pending.pop().children.values() if job in child.writers]
-        for child in below:
-            Persistence.end_write(child, job)
-        pending += below
+def _is_due(trie: RadixTrie, node: TrieNode) -> bool:
+    """Return True if a dirty node can be written now; mark it clean if it never will be."""
+    has_span = node.span is not None and node.persisted_end < node.end
+    has_checkpoint = node.checkpoint is not None and node.persisted_checkpoint is None
+    reachable = _is_reachable(node)
+    waits = not reachable and node.parent in trie.persistence.dirty
+    if not waits and not (reachable and (has_span or has_checkpoint)):
+        trie.persistence.mark_clean(node)
+    return reachable and (has_span or has_checkpoint)
 
 
-def _write_job(job: _Job, kind: RecordKind, start: int, exported: Exported) -> WriteJob:
-    """Describe for the disk tier what to write, from an offset of the path on."""
-    tenant, fingerprint = job.namespace[:2]
-    end, tokens = len(job.path), job.path[start:].tobytes()
-    hashed = hasher()
-    hashed.update(job.path[:start].tobytes())
-    prefix = hashed.digest()
-    hashed.update(tokens)
-    path = hashed.digest()
-    tensors = {name: HostTensor(*tensor) for name, tensor in exported.tensors.items()}
-    return WriteJob(
-        token=job,
-        kind=kind,
-        tenant=tenant,
-        start=start,
-        end=end,
-        prefix=prefix,
-        digest=record_digest(fingerprint, tenant, kind.value, start, end, path),
-        tokens=tokens,
-        used=max(job.node.last_used, job.node.checkpoint_used),
-        payload=Payload(tensors, exported.metadata),
-    )
-
-
-def _reachable(node: TrieNode) -> bool:
+def _is_reachable(node: TrieNode) -> bool:
     """Return True if the disk has, or is about to have, all that comes before a node."""
     parent = node.parent
     if parent is None or parent.parent is None or (parent.span is None and not parent.extents):
@@ -328,24 +287,18 @@ def _reachable(node: TrieNode) -> bool:
 
 
 def _attach(trie: RadixTrie, path: Tokens, record: Record) -> None:
-    """Note which state a new file has, as far as the trie still has it.
+    """Note that a new file has the state of a path's end, as far as the trie still has it.
 
-    Args:
-        trie: whose state was written. It may have changed meanwhile.
-        path: tokens that lead to its end, from the trie's root on.
-        record: of the file.
+    The path begins at the trie's root. Its nodes may have been cut or joined meanwhile.
     """
-    if record.kind is RecordKind.SPAN:
-        _attach_span(trie, path, record)
-    else:
-        _attach_checkpoint(trie, path, record)
-
-
-def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
-    """Note in the nodes that a file has their tokens; they may have been cut or joined."""
     deepest, known = trie.match(path)
     if known < len(path):
         return  # the rest was forgotten, and shall not come back with the file
+    if record.kind is RecordKind.CHECKPOINT:
+        ends = known == deepest.end and deepest.tokens_persisted
+        if ends and deepest.persisted_checkpoint is None:
+            trie.persistence.set_checkpoint(deepest, record)
+        return
     for node in deepest.path():
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.persisted_end < parent.end:
@@ -353,10 +306,3 @@ def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
         start, stop = node.persisted_end, min(node.end, known)
         if record.start <= start < stop:
             trie.persistence.add_extent(node, Extent(record, start, stop))
-
-
-def _attach_checkpoint(trie: RadixTrie, path: Tokens, record: Record) -> None:
-    node, known = trie.match(path)
-    ends = known == len(path) == node.end
-    if ends and node.persisted_checkpoint is None and node.tokens_persisted:
-        trie.persistence.set_checkpoint(node, record)

@@ -8,14 +8,11 @@ import structlog
 
 from ..disk.model_folders import ModelFolders
 from ..disk.tier import DiskTier
-from ..disk.writer import DiskStatistics
 from ..ledger import Size
-from ..node import Tokens
 from ..prefix_cache import PrefixCache
-from ..tries import SHARED, Namespace
-from .codec import Codec
+from ..state import Codec
 from .index_recovery import recover_index
-from .page_in import PageIn, PageInStatus, Retries
+from .page_in import PageIn
 from .page_out import PageOut
 
 if TYPE_CHECKING:
@@ -29,15 +26,15 @@ log = structlog.get_logger()
 class Pager:
     """Pages one cache out and in, within the disk's budget. Belongs to the MLX thread.
 
-    At start it puts what the disk has into the cache's tries.
+    At start it puts what the disk has into the cache's tries, and pins whose state is to be read.
 
     Args:
-        cache: whose tries.
+        cache: the cache whose tries are paged.
         tier: the disk.
         codec: knows what state is made of.
         budget: bytes that the files of all models may take.
         fingerprint: of the model.
-        make_room: makes room in memory for what is read or copied; says whether there is.
+        make_room: makes room in memory for what is read or copied; False if there is none.
         folders: have the files of models that are not loaded, which go first.
     """
 
@@ -53,44 +50,17 @@ class Pager:
         folders: ModelFolders | None = None,
     ) -> None:
         self.budget = budget
+        self.tier = tier
+        self.page_out = PageOut(cache, tier, codec, make_room)
+        self.page_in = PageIn(cache, tier, codec, make_room)
+        self._cache = cache
         self._folders = folders
         self._given_up = False
-        self._cache = cache
-        self._tier = tier
-        self._page_out = PageOut(cache, tier, codec, make_room)
-        self._page_in = PageIn(cache, tier, codec, make_room)
-        self._retries = Retries()
-        for pin in tier.pins():
-            if pin.tenant == SHARED:
-                cache.shared.declare(pin.name, np.frombuffer(pin.tokens, np.int32), None)
+        for pin in tier.pins:
+            cache.pinned.put(pin.tenant, pin.name, np.frombuffer(pin.tokens, np.int32), None)
         orphans = recover_index(cache, tier.records, fingerprint)
-        self._tier.delete(orphans)
+        tier.delete(orphans)
         log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))
-
-    @property
-    def page_ins(self) -> int:
-        """States that were read back."""
-        return self._page_in.page_ins
-
-    @property
-    def asked_bytes(self) -> int:
-        """Bytes of the files that requests have asked for."""
-        return self._page_in.asked_bytes
-
-    @property
-    def ready(self) -> bool:
-        """True if there is something to do at once."""
-        return self._page_in.ready
-
-    @property
-    def writing(self) -> bool:
-        """True if a write is under way."""
-        return self._page_out.writing
-
-    @property
-    def unwritten(self) -> bool:
-        """True if state is dirty and no write is under way."""
-        return self._page_out.unwritten
 
     def step(self, *, busy: bool = False) -> None:
         """Take in finished writes and reads, and hand over the next ones.
@@ -98,11 +68,10 @@ class Pager:
         Args:
             busy: sequences run; see `PageOut.step`.
         """
-        self._page_out.step(busy=busy)
-        self._page_in.step()
+        self.page_out.step(busy=busy)
+        self.page_in.step()
         self._keep_within_budget()
-        if unused := self._cache.tries.files.unused():
-            self._tier.delete(unused)
+        self.tier.delete(self._cache.tries.files.unused())
 
     def _keep_within_budget(self) -> None:
         resting = 0 if self._folders is None else self._folders.resting_bytes
@@ -118,33 +87,9 @@ class Pager:
     def give_up(self, reason: str) -> None:
         """Turn the disk tier off for good; nothing waits for it any longer."""
         self._given_up = True
-        self._tier.turn_off(reason)
-        self._page_out.give_up()
-        self._page_in.give_up()
-
-    def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Start to read what is on disk of a prompt, unless it is being read."""
-        return self._page_in.request(namespace, tokens)
-
-    def awaits(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
-        """Return True if a reader shall wait for a prompt's state. Nothing is read for it yet."""
-        status = self._page_in.look(namespace, tokens)
-        if status is PageInStatus.UNDER_WAY:
-            return not self._retries.ended(reader)
-        return status is PageInStatus.ON_DISK and self._retries.may_begin(reader)
-
-    def wait_for(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
-        """Start to read what is on disk of a prompt; return whether its reader waits for that.
-
-        Args:
-            reader: what asks, again and again. State that is paged out again each time before
-                the reader uses it is not waited for any more.
-            namespace: whose prompt.
-            tokens: of the prompt.
-        """
-        if self._retries.ended(reader):
-            return False
-        return self._retries.waits(reader, self.request(namespace, tokens))
+        self.tier.leave("off", reason)
+        self.page_out.give_up()
+        self.page_in.give_up()
 
     def write_all(self) -> bool:
         """Go on with writing all that is not on disk; False when no more can be written.
@@ -154,7 +99,7 @@ class Pager:
         if self._given_up:
             return False
         self.step()
-        if self._page_out.pending:
+        if self.page_out.writing or self.page_out.unwritten:
             return True
         self._touch()
         return False
@@ -169,14 +114,8 @@ class Pager:
                     used.append((node.persisted_checkpoint, node.checkpoint_used))
                 for record, tick in used:
                     newest[record] = max(tick, newest.get(record, record.used))
-        for record, tick in newest.items():
-            if tick > record.used:
-                self._tier.touch([record.id], tick)
+        self.tier.touch({record.id: tick for record, tick in newest.items() if tick > record.used})
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of files, by what is in them. Safe to call from any thread."""
         return dict(self._cache.tries.files.by_kind)
-
-    def statistics(self) -> DiskStatistics:
-        """Describe the disk tier. Safe to call from any thread."""
-        return self._tier.statistics()

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.cachestore.disk import writer
+from umbel.cachestore.disk import tier as disk_tier
 
 from .fakes import STACKS, Stack, World
 from .pager_tools import write_unless_poisoned
@@ -48,6 +48,6 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Name a folder in memory, where there is such a thing: the disk itself is not tested."""
     memory = Path("/dev/shm")  # noqa: S108  (a folder of our own in it)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(writer, "write_file", write_unless_poisoned)
+    monkeypatch.setattr(disk_tier, "write_file", write_unless_poisoned)
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as name, capture_logs():
         yield Path(name) / "disk"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -20,8 +21,8 @@ import numpy as np
 
 from umbel.cachestore.disk import files, verifier
 from umbel.cachestore.disk.files import HostTensor, Payload
+from umbel.cachestore.disk.queue import WriteJob, Written
 from umbel.cachestore.disk.tier import DiskTier
-from umbel.cachestore.disk.writer import WriteJob, Written
 from umbel.cachestore.record import Record, RecordKind
 
 TIMEOUT = 30.0  # seconds until a test takes something for hung; nothing is measured with it
@@ -36,8 +37,8 @@ def payload(items: int = 1000, seed: int = 0) -> Payload:
 
 def job(token: int = 0, *, items: int = 1000, **changes: object) -> WriteJob:
     """Make a span of four tokens at `token`, with `items` float32 in its payload."""
-    made = WriteJob(
-        token=token,
+    record = Record(
+        id=0,
         kind=RecordKind.SPAN,
         tenant="tenant",
         start=token,
@@ -46,9 +47,9 @@ def job(token: int = 0, *, items: int = 1000, **changes: object) -> WriteJob:
         digest=(token + 1).to_bytes(16, "big"),
         tokens=np.arange(token, token + 4, dtype="<i4").tobytes(),
         used=token,
-        payload=payload(items, token),
     )
-    return made._replace(**cast("dict[str, Any]", changes))
+    changed = replace(record, **cast("dict[str, Any]", changes))
+    return WriteJob(token, changed, payload(items, token))
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def write(tier: DiskTier, *jobs: WriteJob) -> list[Record]:
 
 def damaged(tier: DiskTier, *records: Record) -> list[Record]:
     """Wait for what the tier finds damaged."""
-    verified = tier.verify(records).result(TIMEOUT)
+    verified = tier.verifier.verify(records).result(TIMEOUT)
     assert verified.unreadable == []
     return verified.damaged
 
@@ -154,7 +155,7 @@ def _after_call(name: str, count: int, tier: DiskTier) -> None:
 def _at_statement(start: str, count: int, tier: DiskTier) -> None:
     """Die when SQLite is about to run the statement with this number of those."""
     seen = _nth(count, lambda: None, _die)
-    database = tier._writer._index._database
+    database = tier._index._database
     database.set_trace_callback(lambda text: seen() if text.startswith(start) else None)
 
 
@@ -203,8 +204,8 @@ def _work(folder: Path, plan: str, seed: int) -> None:
             kept.append(written.record)
             print(f"+{written.record.id}", flush=True)  # noqa: T201
         if kept:
-            tier.touch([random_.choice(kept).id], token)
-            tier.verify(kept[-2:] if token % 4 == 2 else [])
+            tier.touch({random_.choice(kept).id: token})
+            tier.verifier.verify(kept[-2:] if token % 4 == 2 else [])
         if token % 4 == 3 and len(kept) > 1:
             gone = kept.pop(random_.randrange(len(kept)))
             print(f"-{gone.id}", flush=True)  # noqa: T201

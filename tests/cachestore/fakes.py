@@ -545,7 +545,7 @@ class World:
             sequence.verify()
         self.check_content()
         captured = sum(
-            item.checkpoint.nbytes for lease in self.cache.leases() for item in lease.captured
+            item.checkpoint.nbytes for lease in self.cache.leases for item in lease.captured
         )
         assert self.registry.nbytes == self.cache.tries.size.nbytes + captured
 
@@ -565,7 +565,7 @@ class World:
 
     def finish(self) -> None:
         """Assert that every lease was closed and that a cleared cache holds nothing."""
-        assert self.cache.leases() == {}, "a lease was never closed"
+        assert self.cache.leases == set(), "a lease was never closed"
         self.check()
         self.cache.evictor.clear()
         assert len(self.cache.tries) == 0, "a cleared cache holds tries"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.disk.files import Payload, write_file
+from umbel.cachestore.disk.queue import WriteJob, Written
 from umbel.cachestore.disk.tier import DiskTier
-from umbel.cachestore.disk.writer import WriteJob, Written
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
@@ -20,12 +20,11 @@ from umbel.cachestore.node import as_tokens, path_tokens
 from umbel.cachestore.paging.index_recovery import recover_index
 from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.paging.pager import Pager
-from umbel.cachestore.pins import Pins
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
-from umbel.cachestore.shared_prompts import SharedPrompt
+from umbel.cachestore.shared import PinnedPath, Pins
 from umbel.cachestore.state import Span
-from umbel.cachestore.tries import Namespace
+from umbel.cachestore.tries import SHARED, Namespace
 
 from .disk_tools import TIMEOUT
 from .fakes import (
@@ -297,7 +296,7 @@ class PagedWorld(World):
         """Have what is on disk of a prompt read; return how often that had to be asked for."""
         tokens, begun = as_tokens(list(prompt)), 0
         for _ in range(ENOUGH):
-            wanted = self.pager.request(namespace, tokens)
+            wanted = self.pager.page_in.request(namespace, tokens)
             if wanted is PageInStatus.NOTHING:
                 return begun
             begun += wanted is PageInStatus.BEGUN
@@ -357,11 +356,11 @@ class PagedWorld(World):
 
     def check_disk(self) -> None:
         """Assert that the disk has what the cache refers to, and nothing else that stays."""
-        assert set(self.cache.tries.files.counts()) == set(self.tier.alive)
+        assert set(self.cache.tries.files.counts) == set(self.tier.alive)
         records = sorted(self.tier.alive.values(), key=lambda record: record.start)
         anew = PrefixCache(self.stack.layout, budget=PLENTY)
         for prompt in shared_prompts(self.cache):
-            anew.shared.declare(prompt.digest.hex(), prompt.tokens, None)
+            anew.pinned.put(SHARED, prompt.digest.hex(), prompt.tokens, None)
         orphans = recover_index(anew, records, NAMESPACE.fingerprint)
         # What a tenant has both below a shared prompt and without it is one path after a restart.
         assert not orphans or shared_prompts(self.cache), "a child without its parents"
@@ -384,14 +383,15 @@ class PagedWorld(World):
         self.close_tier()
 
 
-def shared_prompts(cache: PrefixCache) -> list[SharedPrompt]:
+def shared_prompts(cache: PrefixCache) -> list[PinnedPath]:
     """The prompts that are declared shared, and those that somebody uses still."""
-    return [*cache.shared._declared.values(), *cache.shared._retracted]
+    return [*cache.pinned.of(SHARED), *cache.pinned._retracted]
 
 
 def written(world: PagedWorld, kind: RecordKind = RecordKind.SPAN) -> list[tuple[int, int]]:
     """From where to where each file of a kind goes, in the order they were handed over."""
-    return [(job.start, job.end) for job in world.tier.jobs if job.kind is kind]
+    records = [job.record for job in world.tier.jobs]
+    return [(record.start, record.end) for record in records if record.kind is kind]
 
 
 class OnDisk(NamedTuple):
@@ -418,8 +418,9 @@ def on_disk(cache: PrefixCache) -> set[OnDisk]:
 def has_on_disk(cache: PrefixCache, wanted: OnDisk) -> bool:
     """Whether a cache knows something to be on disk, below what is shared by now or not."""
     namespace, tokens = wanted.namespace, as_tokens(wanted.tokens)
-    shared = cache.shared.longest(namespace, tokens)
-    for name in (namespace, namespace if shared is None else shared.namespace(namespace)):
+    shared = cache.pinned.longest(namespace, tokens)
+    base = b"" if shared is None else shared.digest
+    for name in (namespace, namespace._replace(base=base)):
         trie = cache.tries.get(name)
         if trie is None:
             continue

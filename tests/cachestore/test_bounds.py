@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from structlog.testing import capture_logs
 
-from umbel.cachestore.governor import MemoryPool, Share, TenantBounds, stages, unbounded
+from umbel.cachestore.governor import MemoryPool, Share, TenantBounds, stages
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.tries import Namespace
 
@@ -60,7 +60,7 @@ def test_a_flood_leaves_a_floor_untouched(stack: Stack, make_world: MakeWorld) -
     bound(world.cache, a=TenantBounds(floor=before))
     flood(world, B, 40)
     assert held(world, A) == before
-    assert world.cache.evictor.evictions, "nothing was evicted, so nothing was tested"
+    assert world.cache.tries.evictions, "nothing was evicted, so nothing was tested"
     assert world.serve([*mine, 7], namespace=A) >= 99
     bound(world.cache)
     flood(world, B, 40)
@@ -178,14 +178,14 @@ def test_floors_over_the_budget_are_said_once() -> None:
     """At the start, when the budget is known, and again when other bounds are set."""
     pool = MemoryPool()
     with capture_logs() as logs:
-        pool.bound_tenants(unbounded, 1200)
+        pool.bound_tenants(lambda _: TenantBounds(), 1200)
         assert logs == [], "the budget is not known yet"
         pool.resize(Size(1000, 10))
         pool.resize(Size(900, 10))
     assert [(entry["floors"], entry["budget"]) for entry in logs] == [(1200, 1000)]
     with capture_logs() as logs:
-        pool.bound_tenants(unbounded, 900)
-        pool.bound_tenants(unbounded, 901)
+        pool.bound_tenants(lambda _: TenantBounds(), 900)
+        pool.bound_tenants(lambda _: TenantBounds(), 901)
     assert [entry["floors"] for entry in logs] == [901]
 
 

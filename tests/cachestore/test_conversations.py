@@ -42,12 +42,12 @@ def test_what_is_held_is_counted(make_world: MakeWorld) -> None:
     world = make_world(KV)
     world.serve([*SYSTEM, *fresh(1, 30)])
     world.serve([*SYSTEM, *fresh(2, 30)])
-    assert world.cache.statistics().held_bytes == 0
+    assert world.cache.tries.statistics().held_bytes == 0
     running = [world.begin([*SYSTEM, *fresh(n, 30)]) for n in (3, 4)]
-    assert world.cache.statistics().held_bytes == len(SYSTEM) * world.each
+    assert world.cache.tries.statistics().held_bytes == len(SYSTEM) * world.each
     for sequence in running:
         sequence.fail()
-    assert world.cache.statistics().held_bytes == 0
+    assert world.cache.tries.statistics().held_bytes == 0
 
 
 def test_an_exact_repeat_computes_one_token(world: World) -> None:
@@ -227,7 +227,7 @@ def test_scenario_paths_stay_short(make_world: MakeWorld) -> None:
         prompt, answer = (*history, *fresh(1 + turn, 3)), fresh(1000 + turn, 2)
         assert world.serve(prompt, answer) == known
         history = (*prompt, *answer)
-    assert world.cache.statistics().nodes <= 12
+    assert world.cache.tries.statistics().nodes <= 12
     copied = world.registry.made
     assert copied < 200 * 8
 

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -16,13 +17,13 @@ import numpy as np
 import pytest
 import structlog.testing
 
-from umbel.cachestore.disk import writer
+from umbel.cachestore.disk import tier as disk_tier
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
-from umbel.cachestore.disk.recovery import Collected
+from umbel.cachestore.disk.queue import WriteJob, WriteQueue
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.disk.verifier import Verified
-from umbel.cachestore.disk.writer import WriteJob, WriteQueue
 from umbel.cachestore.errors import DiskTierError
+from umbel.cachestore.record import Pin
 
 from .disk_tools import (
     TIMEOUT,
@@ -50,7 +51,7 @@ def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         assert gate.wait(TIMEOUT)
         return write_file(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writer, "write_file", wait)
+    monkeypatch.setattr(disk_tier, "write_file", wait)
     try:
         yield gate
     finally:
@@ -94,7 +95,7 @@ def test_the_owner_is_woken(tmp_path: Path) -> None:
         wait_until(lambda: bool(woken))
         assert woken == [(1, "umbel-disk-writer")]
         woken.clear()
-        future = tier.verify([])
+        future = tier.verifier.verify([])
         wait_until(lambda: bool(woken))
         assert woken == [(0, "umbel-disk-verifier")]
         assert future.done()
@@ -137,13 +138,13 @@ def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         def ask() -> None:
             asked.extend(tier.write(job(token)) for token in range(3))
-            tier.touch([1], 2)
+            tier.touch({1: 2})
             tier.delete([])
-            tier.pin("name", "tenant", b"")
+            tier.pin(Pin("name", "tenant", b""))
             tier.unpin("name", "tenant")
             asked.append(tier.completed())
             asked.append(tier.statistics().queued_bytes)
-            asked.append(tier.verify([]))
+            asked.append(tier.verifier.verify([]))
             asked.append(tier.flush(0.01))
 
         owner = threading.Thread(target=ask, daemon=True)
@@ -160,7 +161,7 @@ def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
     """Whoever still has the job, as the writer has; its owner counts on the memory."""
     with structlog.testing.capture_logs(), opened(tmp_path) as tier:
         for folder in (tmp_path, tmp_path / "gone"):
-            tier._writer._folder = folder
+            tier.folder = folder
             given = job()
             assert tier.write(given)
             (answer,) = results(tier)
@@ -169,7 +170,7 @@ def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
         assert tier.statistics().queued_bytes == 0
     queue, waits = WriteQueue(1 << 20, 0.0, []), job()
     assert queue.write(waits)
-    queue.abandon()
+    queue.end(abandon=True)
     assert [written.record for written in queue.completed()] == [None]
     assert waits.payload.tensors == {}
     assert queue.statistics().queued_bytes == 0
@@ -192,7 +193,7 @@ def test_payloads_are_let_go_of(tmp_path: Path) -> None:
             kept = [written.record is not None for written in results(tier)]
             assert kept == [True, False]
             assert not any(reference() is not None for reference in alive)
-            tier._writer._folder = tmp_path / "gone"
+            tier.folder = tmp_path / "gone"
             assert tier.write(watched(100))
             assert results(tier)[0].record is None
             assert not any(reference() is not None for reference in alive)
@@ -203,7 +204,7 @@ def test_payloads_are_let_go_of(tmp_path: Path) -> None:
 def test_a_payload_of_no_use_is_the_owners_fault(tmp_path: Path) -> None:
     """It is not kept, with an error in the log; the disk is none the worse for it."""
     wrong = job()._replace(payload=Payload({"x": payload().tensors["x"]._replace(shape=(1,))}, {}))
-    huge = job()._replace(start=1 << 70)
+    huge = job(start=1 << 70)
     with structlog.testing.capture_logs() as logs, opened(tmp_path) as tier:
         for bad in (wrong, huge):
             assert tier.write(bad)
@@ -224,8 +225,8 @@ def test_deleting_and_touching_anything(tmp_path: Path) -> None:
         tier.delete([])
         tier.delete([first])
         tier.delete([first])
-        tier.touch([first.id, 99], 7)
-        tier.touch([], 8)
+        tier.touch({first.id: 7, 99: 7})
+        tier.touch({})
         assert tier.flush(TIMEOUT)
         assert own_names(tmp_path) == {second.name}
         assert damaged(tier, first, second) == [first]
@@ -234,20 +235,20 @@ def test_deleting_and_touching_anything(tmp_path: Path) -> None:
 
 
 def test_deletions_of_many_share_a_transaction(tmp_path: Path) -> None:
-    """So do touches that have waited."""
+    """So do touches."""
     with opened(tmp_path) as tier:
         records = write(tier, *map(job, range(20)))
         commits: list[str] = []
-        tier._writer._index._database.set_trace_callback(
+        tier._index._database.set_trace_callback(
             lambda text: commits.append(text) if text == "COMMIT" else None
         )
         tier.delete(records[:10])
         assert tier.flush(TIMEOUT)
         assert len(commits) == 1
-        tier.touch([record.id for record in records[10:]], 7)
+        tier.touch(dict.fromkeys((record.id for record in records[10:]), 7))
         assert tier.flush(TIMEOUT)
         assert len(commits) == 2
-        tier._writer._index._database.set_trace_callback(None)
+        tier._index._database.set_trace_callback(None)
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
                 expected[written.record.id] = written.record
             if expected and random_.random() < 0.6:
                 chosen = random_.choice(list(expected))
-                tier.touch([chosen], token)
+                tier.touch({chosen: token})
                 used[chosen] = token
             if expected and random_.random() < 0.3:
                 tier.delete([expected.pop(random_.choice(list(expected)))])
@@ -280,7 +281,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
             assert record.used == used.get(record.id, record.start)
         assert own_names(tmp_path) == {record.name for record in expected.values()}
         assert damaged(tier, *tier.records) == []
-        assert tier.collected == Collected()
+        assert tier.collected == Counter()
 
 
 # -- verifying -----------------------------------------------------------------------------
@@ -307,7 +308,7 @@ def test_a_cancelled_verification_holds_nobody_up(tmp_path: Path) -> None:
     """The owner may have lost its interest."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=500_000))
-        futures = [tier.verify([record] * 5) for _ in range(5)]
+        futures = [tier.verifier.verify([record] * 5) for _ in range(5)]
         assert futures[-1].cancel()
         with pytest.raises(CancelledError):
             futures[-1].result(TIMEOUT)
@@ -319,7 +320,7 @@ def test_flush_waits_for_verifications(tmp_path: Path) -> None:
     """Everything that was asked for is done."""
     with opened(tmp_path) as tier:
         records = write(tier, *(job(token, items=300_000) for token in range(5)))
-        future = tier.verify(records)
+        future = tier.verifier.verify(records)
         assert tier.flush(TIMEOUT)
         assert future.done()
 
@@ -356,7 +357,7 @@ def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         for token in range(50):
             assert tier.write(job(token))
-        future = tier.verify([])
+        future = tier.verifier.verify([])
         tier.close(TIMEOUT)
         assert future.result(0) == Verified([], [])
         written = [done.record for done in tier.completed()]
@@ -373,17 +374,17 @@ def test_a_closed_tier_takes_nothing(tmp_path: Path) -> None:
     tier.close(0)
     assert not tier.write(job(1))
     tier.delete([record])
-    tier.touch([record.id], 99)
-    tier.pin("name", "tenant", b"")
+    tier.touch({record.id: 99})
+    tier.pin(Pin("name", "tenant", b""))
     assert tier.flush(TIMEOUT)
     assert tier.completed() == []
     with pytest.raises(DiskTierError, match="closed"):
-        tier.verify([record]).result(TIMEOUT)
+        tier.verifier.verify([record]).result(TIMEOUT)
     assert tier.statistics().state == "off"
     assert tier.statistics().reason == "closed"
     with opened(tmp_path) as tier:
         assert tier.records == [record]
-        assert tier.pins() == []
+        assert tier.pins == []
 
 
 def test_closing_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,7 +420,7 @@ def test_closing_gives_up_verifying(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=100_000))
         monkeypatch.setattr("umbel.cachestore.disk.files.BLOCK", 16)
-        futures = [tier.verify([record] * 1000) for _ in range(3)]
+        futures = [tier.verifier.verify([record] * 1000) for _ in range(3)]
         wait_until(futures[0].running)
         tier.close(0)
         assert disk_threads() == set()

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from umbel.cachestore.disk import writer
+from umbel.cachestore.disk import queue as disk_queue
 from umbel.cachestore.disk.files import INDEX
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
-from umbel.cachestore.record import Record
+from umbel.cachestore.record import Pin, Record
 
 from .disk_tools import (
     FINGERPRINT,
@@ -49,7 +49,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Have suspensions end when the test says so."""
     made = Clock()
-    monkeypatch.setattr(writer, "time", made)
+    monkeypatch.setattr(disk_queue, "time", made)
     return made
 
 
@@ -118,7 +118,7 @@ def test_a_full_disk_at_a_restart_can_be_read(small: Path) -> None:
     fill(small / "filler")
     with opened(folder) as tier:
         assert tier.records == kept
-        assert tier.collected.temporaries == 1
+        assert tier.collected["temporaries"] == 1
         assert damaged(tier, *kept) == []
         assert "space" in suspended(tier)
 
@@ -174,7 +174,7 @@ def test_a_full_disk_can_be_freed_by_deleting(small: Path, clock: Clock) -> None
         records += write(tier, job(9))
     with opened(small / "cache") as tier:
         assert tier.records == records[3:]
-        assert tier.collected.missing == 0
+        assert tier.collected["missing"] == 0
 
 
 # -- read-only -----------------------------------------------------------------------------
@@ -239,12 +239,12 @@ def test_each_step_may_fail(
         kept += write(tier, job(2))
     with opened(tmp_path) as tier:
         assert tier.records == kept
-        assert tier.collected.orphans == tier.collected.temporaries == 0
+        assert tier.collected["orphans"] == tier.collected["temporaries"] == 0
 
 
 def _full_index(tier: DiskTier) -> Callable[[], object]:
     """Let the index grow no more; return what lifts that."""
-    database = tier._writer._index._database
+    database = tier._index._database
     pages = database.execute("PRAGMA page_count").fetchone()[0]
     database.execute(f"PRAGMA max_page_count = {pages}")
     return lambda: database.execute("PRAGMA max_page_count = 1000000")
@@ -275,11 +275,11 @@ def test_other_transactions_may_fail(tmp_path: Path, clock: Clock) -> None:
         (record,) = write(tier, job(0))
         lift = _full_index(tier)
         with structlog.testing.capture_logs() as logs:
-            tier.pin("name", "tenant", bytes(100_000))
+            tier.pin(Pin("name", "tenant", bytes(100_000)))
             assert tier.flush(TIMEOUT)
             assert tier.statistics().state == "suspended"
             clock.now += 59
-            tier.pin("name", "tenant", bytes(100_000))
+            tier.pin(Pin("name", "tenant", bytes(100_000)))
             assert tier.flush(TIMEOUT)
         assert len(logs) == 1
         lift()
@@ -350,7 +350,7 @@ def test_a_file_that_cannot_be_removed_stays_behind(
         assert tier.statistics().state == "on"
     with opened(tmp_path) as tier:
         assert tier.records == []
-        assert tier.collected.orphans == 1
+        assert tier.collected["orphans"] == 1
         assert own_names(tmp_path) == set()
 
 
@@ -359,7 +359,7 @@ def test_an_index_that_is_damaged_while_it_is_used(tmp_path: Path, what: str) ->
     """Ends the tier, with one warning; files are still read, and a restart begins anew."""
     with opened(tmp_path, retry_after=0.0) as tier:
         kept = write(tier, *(job(token, tokens=bytes(9000)) for token in range(9)))
-        database = tier._writer._index._database
+        database = tier._index._database
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         database.execute("PRAGMA cache_size = 1")
         size = (tmp_path / INDEX).stat().st_size
@@ -373,7 +373,7 @@ def test_an_index_that_is_damaged_while_it_is_used(tmp_path: Path, what: str) ->
                 elif what == "delete":
                     tier.delete(kept[:1])
                 else:
-                    tier.pin("name", "tenant", bytes(4))
+                    tier.pin(Pin("name", "tenant", bytes(4)))
                 assert tier.flush(TIMEOUT)
         assert tier.statistics().state == "off"
         assert "restart umbel to begin anew" in tier.statistics().reason
@@ -430,8 +430,8 @@ def test_a_folder_that_is_gone_ends_the_tier(tmp_path: Path, how: str) -> None:
         assert tier.statistics().state == "off"
         assert "restart" in tier.statistics().reason
         assert not tier.write(job(3))
-        tier.touch([kept[0].id], 5)
-        tier.pin("name", "tenant", b"")
+        tier.touch({kept[0].id: 5})
+        tier.pin(Pin("name", "tenant", b""))
         tier.delete(kept)
         assert tier.flush(TIMEOUT)
         assert sorted(tmp_path.rglob("*")) == before
@@ -460,7 +460,7 @@ def test_off_is_for_good(tmp_path: Path, how: str) -> None:
         assert damaged(tier, *kept) == kept
         (tmp_path / "moved").rename(folder)
         if how == "suspended":
-            assert not tier._queue.leave("suspended", "a failure noticed late")
+            assert not tier.leave("suspended", "a failure noticed late")
         assert damaged(tier, *kept) == []
         assert not tier.write(job(2))
         assert tier.statistics().state == "off"

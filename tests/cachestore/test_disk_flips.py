@@ -10,7 +10,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +20,8 @@ from umbel.cachestore.disk.files import INDEX, INDEX_FILES
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging.page_in import PageInStatus
-from umbel.cachestore.pins import Pins
 from umbel.cachestore.record import Pin
+from umbel.cachestore.shared import Pins
 from umbel.cachestore.tries import Namespace
 
 from .disk_tools import TIMEOUT
@@ -129,7 +128,7 @@ def serve(world: PagedWorld, prompt: Iterable[int], namespace: Namespace = NAMES
     """Have what is on disk of a prompt read, and restore it; return how much that was."""
     asked = (*prompt, NOVEL)
     for _ in range(ENOUGH):
-        if world.pager.request(namespace, as_tokens(asked)) is PageInStatus.NOTHING:
+        if world.pager.page_in.request(namespace, as_tokens(asked)) is PageInStatus.NOTHING:
             break
         assert world.tier.flush(TIMEOUT)
         world.pager.step()
@@ -146,7 +145,7 @@ def outcome(kept: Kept, folder: Path) -> str:
         return "refused" if "a newer umbel wrote" in str(error) else "unusable"
     with world:
         anew = not world.tier.records
-        assert set(world.tier.pins()) <= set(kept.pins)
+        assert set(world.tier.pins) <= set(kept.pins)
         restored = serve_all(world, kept)
         world.serve(range(90_000, 90_030))
         world.write_all()
@@ -254,9 +253,9 @@ def test_a_pin_that_is_not_what_was_pinned(kept: Kept, column: str) -> None:
             with structlog.testing.capture_logs() as logs:
                 world = PagedWorld(kept.stack, folder, longest=30)
             with world:
-                assert set(world.tier.pins()) == set(kept.pins[1:])
+                assert set(world.tier.pins) == set(kept.pins[1:])
                 assert sum("pin" in entry for entry in logs) == (number == 0)
                 if number:
-                    world.tier.pin(*astuple(kept.pins[0]))
+                    world.tier.pin(kept.pins[0])
         with PagedWorld(kept.stack, folder, longest=30) as world:
-            assert set(world.tier.pins()) == set(kept.pins)
+            assert set(world.tier.pins) == set(kept.pins)

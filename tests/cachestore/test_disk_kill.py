@@ -29,9 +29,9 @@ def check(folder: Path, lines: list[str]) -> int:
         names = {path.name for path in folder.iterdir()} - {"lock", *INDEX_FILES}
         assert names == {record.name for record in tier.records}
         collected = tier.collected
-        assert collected.temporaries <= 1
-        assert collected.orphans <= 1
-        assert collected.missing == collected.wrong_size == 0
+        assert collected["temporaries"] <= 1
+        assert collected["orphans"] <= 1
+        assert collected["missing"] == collected["wrong_size"] == 0
         write(tier, job())
     return len(found)
 

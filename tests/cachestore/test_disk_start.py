@@ -5,6 +5,7 @@ import re
 import signal
 import sqlite3
 import stat
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,6 @@ import structlog.testing
 from umbel import ownership
 from umbel.cachestore.disk.files import INDEX, new_name
 from umbel.cachestore.disk.index import FORMAT
-from umbel.cachestore.disk.recovery import Collected
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError, FolderInUseError
 from umbel.cachestore.record import Pin, Record, RecordKind
@@ -66,7 +66,7 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         assert tier.records == kept[::-1]
         assert [record.kind for record in tier.records[1:]] == list(RecordKind)
-        assert tier.collected == Collected()
+        assert tier.collected == Counter()
         assert damaged(tier, *tier.records) == []
         statistics = tier.statistics()
         assert statistics.records == 3
@@ -86,23 +86,23 @@ def test_ids_are_never_given_again(tmp_path: Path) -> None:
 def test_pins_are_kept_for_their_model(tmp_path: Path) -> None:
     """One per tenant and name; another model's are not seen, and not lost."""
     with opened(tmp_path) as tier:
-        tier.pin("a", "tenant", b"old!")
-        tier.pin("a", "tenant", b"new!")
-        tier.pin("a", "other", b"1234")
-        tier.pin("b", "tenant", b"5678")
-        tier.pin("c", "tenant", b"")
+        tier.pin(Pin("a", "tenant", b"old!"))
+        tier.pin(Pin("a", "tenant", b"new!"))
+        tier.pin(Pin("a", "other", b"1234"))
+        tier.pin(Pin("b", "tenant", b"5678"))
+        tier.pin(Pin("c", "tenant", b""))
         tier.unpin("b", "tenant")
         tier.unpin("c", "nobody")
-        assert tier.pins() == []
+        assert tier.pins == []
     with opened(tmp_path, fingerprint="another") as tier:
-        assert tier.pins() == []
+        assert tier.pins == []
     with opened(tmp_path) as tier:
         expected = [
             Pin("a", "other", b"1234"),
             Pin("a", "tenant", b"new!"),
             Pin("c", "tenant", b""),
         ]
-        assert tier.pins() == expected
+        assert tier.pins == expected
 
 
 # -- what is removed -----------------------------------------------------------------------
@@ -119,13 +119,13 @@ def test_what_is_of_no_use_is_collected(tmp_path: Path) -> None:
     (tmp_path / folder.name).mkdir()
     with opened(tmp_path) as tier:
         assert tier.records == [kept]
-        assert tier.collected == Collected(
+        assert tier.collected == Counter(
             temporaries=1, orphans=1, missing=2, wrong_size=1, nbytes=107
         )
         assert own_names(tmp_path) == {kept.name}
         assert (tmp_path / folder.name).is_dir()
     with opened(tmp_path) as tier:
-        assert tier.collected == Collected()
+        assert tier.collected == Counter()
 
 
 def test_records_of_another_model_are_collected(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_records_of_another_model_are_collected(tmp_path: Path) -> None:
     old = made(tmp_path)
     with opened(tmp_path, fingerprint="another") as tier:
         assert tier.records == []
-        assert tier.collected == Collected(other_model=3, nbytes=sum(r.nbytes for r in old))
+        assert tier.collected == Counter(other_model=3, nbytes=sum(r.nbytes for r in old))
         assert own_names(tmp_path) == set()
     with opened(tmp_path) as tier:
-        assert tier.collected == Collected()
+        assert tier.collected == Counter()
 
 
 def test_an_older_format_is_collected(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_older_format_is_collected(tmp_path: Path) -> None:
     change(tmp_path, "PRAGMA user_version = 0")
     with opened(tmp_path) as tier:
         assert tier.records == []
-        assert tier.collected == Collected(other_format=3, nbytes=sum(r.nbytes for r in old))
+        assert tier.collected == Counter(other_format=3, nbytes=sum(r.nbytes for r in old))
         write(tier, job())
     assert len(own_names(tmp_path)) == 1
 
@@ -236,7 +236,7 @@ def test_a_damaged_index_is_started_anew(tmp_path: Path, corruption: str) -> Non
     CORRUPTION[corruption](tmp_path)
     with structlog.testing.capture_logs() as logs, opened(tmp_path) as tier:
         assert tier.records == []
-        assert tier.collected == Collected(orphans=3, nbytes=sum(r.nbytes for r in old))
+        assert tier.collected == Counter(orphans=3, nbytes=sum(r.nbytes for r in old))
         kept = write(tier, job())
     warned = [entry for entry in logs if entry["log_level"] == "warning"]
     assert len(warned) == (corruption != "empty")

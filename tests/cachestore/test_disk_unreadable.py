@@ -226,7 +226,7 @@ def test_thousands_are_warned_of_once(
         with monkeypatch.context() as patched, structlog.testing.capture_logs() as logs:
             patched.setattr(os, "open", failing(errno.EMFILE, []))
             for _ in range(2):
-                verified = tier.verify(records * 500).result(TIMEOUT)
+                verified = tier.verifier.verify(records * 500).result(TIMEOUT)
                 assert verified.damaged == []
                 assert len(verified.unreadable) == 1500
                 clock.now += 61
@@ -235,20 +235,6 @@ def test_thousands_are_warned_of_once(
         assert tier.statistics().failures == 3000
         assert tier.statistics().state == "on"
         assert damaged(tier, *records) == []
-
-
-def test_what_rests_is_forgotten_in_time(clock: Clock) -> None:
-    """A file that fails again rests anew, the others as long as they had to."""
-    rests = page_in.Resting()
-    rests.add([1, 2])
-    clock.now += 3
-    rests.add([1, 3])
-    assert all(file in rests for file in (1, 2, 3))
-    clock.now += 3
-    assert [file in rests for file in (1, 2, 3)] == [True, False, True]
-    clock.now += 3
-    assert not any(file in rests for file in (1, 2, 3))
-    assert rests._until == {}
 
 
 # -- the start -----------------------------------------------------------------------------
@@ -346,10 +332,10 @@ def test_a_file_that_cannot_be_looked_at_stays(
         )
         with opened(tmp_path) as tier:
             assert tier.records == kept
-            assert tier.collected.nbytes == 0
+            assert tier.collected["nbytes"] == 0
     with opened(tmp_path) as tier:
         assert tier.records == kept
-        assert tier.collected.orphans == 1
+        assert tier.collected["orphans"] == 1
 
 
 # -- a process without descriptors -----------------------------------------------------------

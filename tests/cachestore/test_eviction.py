@@ -231,9 +231,9 @@ def test_clear_forgets_everything_of_everyone(world: World) -> None:
         chat_namespace = Namespace(tenant, "model")
         world.serve(SYSTEM, fresh(1, 70), namespace=chat_namespace)
     world.cache.evictor.clear()
-    assert world.cache.statistics().nodes == 0
+    assert world.cache.tries.statistics().nodes == 0
     assert len(world.cache.tries) == 0
-    assert world.cache.statistics().evictions
+    assert world.cache.tries.statistics().evictions
 
 
 def test_pressure_of_one_tenant_takes_what_is_oldest_of_all(world: World) -> None:
@@ -262,7 +262,7 @@ def test_an_eviction_is_one_pass(world: World, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(RadixTrie, "nodes", counted)
     world.cache.evictor.evict(world.cache.tries.size.nbytes // 10)
     assert walks == 1
-    assert world.cache.statistics().evictions > 50
+    assert world.cache.tries.statistics().evictions > 50
 
 
 def test_no_walk_without_pressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_a_stack_without_spans_keeps_no_tokens_that_lead_nowhere(make_world: Mak
     for seed in range(1, 50):
         world.serve(fresh(seed, 30))
     world.cache.evictor.evict(5 * 40)
-    assert world.cache.statistics().nodes == world.cache.statistics().checkpoints == 5
+    assert world.cache.tries.statistics().nodes == world.cache.tries.statistics().checkpoints == 5
 
 
 @pytest.mark.parametrize("budget", [0, 300, 2000])

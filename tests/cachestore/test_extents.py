@@ -3,10 +3,10 @@
 from collections import Counter
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
-from umbel.cachestore.extents import Extent, FileUse, cut, join
-from umbel.cachestore.node import as_tokens
+from umbel.cachestore.node import Extent, as_tokens
+from umbel.cachestore.persistence import FileUse
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.trie import RadixTrie
 
@@ -30,22 +30,6 @@ def record(number: int, start: int, end: int, kind: RecordKind = RecordKind.SPAN
     )
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
-def test_what_is_cut_can_be_joined(lengths: list[int], offset: int) -> None:
-    """Joining undoes cutting, and says which file was in both parts."""
-    extents, at = [], 0
-    for number, length in enumerate(lengths):
-        extents.append(Extent(record(number, at, at + length), at, at + length))
-        at += length
-    before, after = cut(extents, offset)
-    assert all(extent.stop <= offset for extent in before)
-    assert all(extent.start >= offset for extent in after)
-    joined, twice = join(before, after)
-    assert joined == extents
-    assert len(before) + len(after) == len(extents) + len(twice)
-
-
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
 def test_files_are_counted(uses: list[tuple[int, bool]]) -> None:
     """What nobody refers to any more is told once; bytes are those of what is in use."""
@@ -61,8 +45,8 @@ def test_files_are_counted(uses: list[tuple[int, bool]]) -> None:
             files.drop([records[which]])
             held[which] -= 1
         in_use = [number for number in range(5) if held[number]]
-        assert files.counts() == +held
-        assert len(files) == len(in_use)
+        assert files.counts == +held
+        assert len(files.counts) == len(in_use)
         assert files.nbytes == sum(records[number].nbytes for number in in_use)
         assert sum(files.by_kind.values()) == files.nbytes
     unused = {record.id for record in files.unused()}
@@ -86,13 +70,13 @@ def test_uses_are_those_of_the_nodes(cuts: list[int], kept: int) -> None:
         for node in list(trie.nodes()):
             if node.start < offset < node.end:
                 trie.split(node, offset)
-        assert stored(trie) == trie.persistence.files.counts()
+        assert stored(trie) == trie.persistence.files.counts
     while leaf.parent is not None and leaf.parent.parent is not None:
         trie.merge(leaf.parent)
-        assert stored(trie) == trie.persistence.files.counts()
+        assert stored(trie) == trie.persistence.files.counts
     assert [extent.stop for extent in leaf.extents] == [12, 20]
     trie.persistence.drop_extents(leaf, kept)
-    assert stored(trie) == trie.persistence.files.counts()
+    assert stored(trie) == trie.persistence.files.counts
     trie.persistence.drop_extents(leaf, 0)
-    assert not trie.persistence.files.counts()
+    assert not trie.persistence.files.counts
     assert {gone.id for gone in trie.persistence.files.unused()} == {1, 2}

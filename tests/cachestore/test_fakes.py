@@ -85,5 +85,5 @@ def test_a_world_sees_state_of_other_tokens() -> None:
         world.check()
     with pytest.raises(AssertionError):
         world.begin([1, 2, 3, 4, 5])
-    next(iter(world.cache.leases())).close()
+    next(iter(world.cache.leases)).close()
     assert world.cache.begin(NAMESPACE, as_tokens([7])).matched == 0

@@ -38,7 +38,7 @@ def governed(world: World, nbytes: int = 1600, buffers: int = 1000) -> Governor:
 def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
     """What is taken at most leaves room for the longest copy."""
     governor = governed(make_world(KV))
-    assert governor.limit.nbytes + max_copy_bytes(1600) == 1600
+    assert governor.pool.limit.nbytes + max_copy_bytes(1600) == 1600
     assert not governor.reserve(Size(1501))
     assert governor.reserve(Size(1500))
     assert governor.ledger.total == Size(1500)
@@ -56,7 +56,7 @@ def test_little_more_is_evicted_than_is_needed(make_world: MakeWorld, need: int)
     for number in range(3):
         world.serve(conversation(number, 124))
     before = world.cache.tries.size.nbytes
-    assert governor.room.nbytes == 1500 - before == 12
+    assert governor.pool.room.nbytes == 1500 - before == 12
     assert governor.make_room(Size(12)), "there is room already"
     assert world.cache.tries.size.nbytes == before
     assert governor.make_room(Size(12 + need))
@@ -88,7 +88,7 @@ def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
     governor = governed(world, PLENTY, 10)
     for number in range(5):
         world.serve(conversation(number, 50))
-    assert governor.room.buffers == 0
+    assert governor.pool.room.buffers == 0
     assert governor.make_room(Size(0, 3))
     assert world.cache.tries.size.buffers == 6
     assert not governor.make_room(Size(0, 11))
@@ -126,7 +126,7 @@ def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
             could = governor.fits(Size(size, 2))
             assert governor.reserve(Size(size, 2)) == could
             assert could or world.cache.tries.size.nbytes == before
-        assert governor.ledger.total.within(governor.limit)
+        assert governor.ledger.total.within(governor.pool.limit)
     tails.close()
     governor.release()
     for sequence in list(world.sequences):
@@ -193,13 +193,13 @@ def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
     sizes = []
     for share in (0.9, 0.8, 0.5, 0.25):
         governor.pool.shrink(share)
-        assert governor.budget.nbytes == int(held * share)
-        assert governor.ledger.total.within(governor.limit)
+        assert governor.pool.budget.nbytes == int(held * share)
+        assert governor.ledger.total.within(governor.pool.limit)
         sizes.append(world.cache.tries.size.nbytes)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] > 0
     governor.pool.shrink(1.0)
-    assert governor.budget.nbytes == 16_000
+    assert governor.pool.budget.nbytes == 16_000
     assert world.cache.tries.size.nbytes == sizes[-1]
 
 
@@ -207,8 +207,8 @@ def test_an_empty_cache_shrinks_to_something(make_world: MakeWorld) -> None:
     """However little was held, a part of the budget can be used."""
     governor = governed(make_world(KV), 16_000)
     governor.pool.shrink(0.25)
-    assert governor.budget.nbytes == 2000
-    assert governor.room.nbytes == 1000
+    assert governor.pool.budget.nbytes == 2000
+    assert governor.pool.room.nbytes == 1000
     assert governor.make_room(Size(1000))
 
 
@@ -220,11 +220,11 @@ def test_what_is_held_survives_a_shrinking(make_world: MakeWorld) -> None:
     sequence = world.begin(conversation(0, 301))
     governor.pool.shrink(0.25)
     assert world.cache.tries.size.nbytes == 1200
-    assert governor.room.nbytes < 0
+    assert governor.pool.room.nbytes < 0
     assert not governor.make_room(Size())
     sequence.fail()
     assert governor.make_room(Size())
-    assert governor.ledger.total.within(governor.limit)
+    assert governor.ledger.total.within(governor.pool.limit)
 
 
 @settings(max_examples=60, deadline=None)
@@ -261,7 +261,7 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
         governor.reserve(Size(need))
         governor.release()
         assert max(peaks) <= BUDGET.nbytes
-        assert governor.ledger.total.within(governor.limit)
+        assert governor.ledger.total.within(governor.pool.limit)
     assert registry.nbytes == cache.tries.size.nbytes
     cache.evictor.clear()
     assert not registry.spans

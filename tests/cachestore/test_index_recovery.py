@@ -99,7 +99,7 @@ def test_what_is_recovered_is_what_was_there(
             world.serve(prompt[:-1], namespace=namespace)
         world.write_all()
         before = on_disk(world.cache)
-        tokens = world.cache.statistics().stored_tokens
+        tokens = world.cache.tries.statistics().stored_tokens
         world.page_out()  # in memory, a later checkpoint may rewind; from disk none is read
         expected = []
         for prompt, namespace in served:
@@ -107,7 +107,7 @@ def test_what_is_recovered_is_what_was_there(
             expected.append(world.probe(prompt, namespace))
         world.restart()
         assert all(has_on_disk(world.cache, path) for path in before)
-        assert world.cache.statistics().stored_tokens == tokens
+        assert world.cache.tries.statistics().stored_tokens == tokens
         for (prompt, namespace), known in zip(served, expected, strict=True):
             assert world.fetch(prompt, namespace) <= 1
             assert world.probe(prompt, namespace) == known
@@ -195,7 +195,7 @@ def test_duplicates_are_collected() -> None:
     ]
     assert [orphan.id for orphan in recover_index(cache, records, NAMESPACE.fingerprint)] == [2, 3]
     assert extents(cache) == [(0, 20, 1), (20, 30, 4)]
-    assert cache.tries.files.counts() == {1: 1, 4: 1}
+    assert cache.tries.files.counts == {1: 1, 4: 1}
 
 
 def test_long_records_become_short_nodes() -> None:
@@ -203,7 +203,7 @@ def test_long_records_become_short_nodes() -> None:
     path = as_tokens(range(30))
     cache = recovered(span(1, path[:25], 0), span(2, path, 25), longest=10)
     assert extents(cache) == [(0, 10, 1), (10, 20, 1), (20, 25, 1), (25, 30, 2)]
-    assert cache.tries.files.counts() == {1: 3, 2: 1}
+    assert cache.tries.files.counts == {1: 3, 2: 1}
     assert cache.tries.files.nbytes == 120
 
 

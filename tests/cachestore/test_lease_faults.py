@@ -9,10 +9,11 @@ import pytest
 from umbel.cachestore import prefix_cache
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.evict import Evictor
+from umbel.cachestore.governor import Recency
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.shared_prompts import SharedPrompts
+from umbel.cachestore.shared import PinnedPaths
 from umbel.cachestore.trie import RadixTrie
 
 from .fakes import HYBRID, NAMESPACE, World, conversation
@@ -28,10 +29,10 @@ PLACES = [
     (RadixTrie, "append"),
     (RadixTrie, "set_span"),
     (RadixTrie, "set_checkpoint"),
-    (PrefixCache, "_touch"),
+    (Recency, "next"),
     (PrefixCache, "_check_handover"),
     (Evictor, "evict"),
-    (SharedPrompts, "settle"),
+    (PinnedPaths, "settle"),
 ]
 
 
@@ -71,7 +72,7 @@ def test_lease_closes_whatever_is_raised(
     for tokens in _conversations():
         with suppress(PanicError):  # nothing was leased
             request(world, tokens)
-        assert world.cache.leases() == {}
+        assert world.cache.leases == set()
     assert not any(trie.totals.leases for trie in world.cache.tries)
     stored = sum(trie.checkpoints.size.nbytes for trie in world.cache.tries)
     assert world.cache.ledger.held(Kind.CHECKPOINT).nbytes == stored

@@ -27,7 +27,7 @@ def test_closing_is_idempotent(world: World) -> None:
 def test_an_exception_gives_back_the_path_and_keeps_nothing(world: World) -> None:
     """State that a failing request has computed cannot be trusted."""
     world.serve(range(10))
-    before = world.cache.statistics()
+    before = world.cache.tries.statistics()
     sequence = world.begin(range(30), (20, Reason.MESSAGE)).prefill()
 
     def use() -> None:
@@ -39,7 +39,7 @@ def test_an_exception_gives_back_the_path_and_keeps_nothing(world: World) -> Non
     world.sequences.clear()
     assert not sequence.lease.open
     world.check()
-    assert world.cache.statistics() == before
+    assert world.cache.tries.statistics() == before
     assert world.probe(range(30))[0] == (10 if world.stack.kv else 9)
 
 
@@ -104,7 +104,7 @@ def test_namespaces_never_see_each_other(world: World) -> None:
         assert world.probe(range(40), namespace=foreign) == (0, 0)
         assert world.serve(range(40), namespace=foreign) == 0
     assert world.probe(range(40), namespace=mine)[1] == 39
-    assert world.cache.statistics().namespaces == 3
+    assert world.cache.tries.statistics().namespaces == 3
 
 
 def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
@@ -240,12 +240,12 @@ def test_tokens_of_another_path_are_refused(world: World) -> None:
 def test_a_request_cancelled_before_it_computed_anything_changes_nothing(world: World) -> None:
     """Whether it hands over its restored tokens, none at all, or does not hand over."""
     world.serve(range(20))
-    before = world.cache.statistics()
+    before = world.cache.tries.statistics()
     for tokens in (range(19), range(0), None):
         lease = world.cache.begin(NAMESPACE, as_tokens(range(20)))
         lease.close(None if tokens is None else as_tokens(tokens))
         world.check()
-    after = world.cache.statistics()
+    after = world.cache.tries.statistics()
     assert (after.tokens, after.checkpoints) == (before.tokens, before.checkpoints)
     assert world.probe(range(20))[1] == 19
 
@@ -307,11 +307,11 @@ def test_resuming_at_a_node_end_copies_nothing(world: World) -> None:
     world.serve(range(4001))
     world.serve([*range(4001), 5000, 5001])
     made, splits = world.registry.made, world.registry.splits
-    nodes = world.cache.statistics().nodes
+    nodes = world.cache.tries.statistics().nodes
     sequence = world.begin([*range(4001), 6000])
     assert sequence.cached >= 4000
     assert (world.registry.made, world.registry.splits) == (made, splits)
-    assert world.cache.statistics().nodes == nodes
+    assert world.cache.tries.statistics().nodes == nodes
     sequence.fail()
 
 
@@ -319,8 +319,9 @@ def test_the_lease_of_a_root_is_known_to_the_checker(world: World) -> None:
     """A cold request holds no node, and yet its namespace."""
     sequence = world.begin([1, 2, 3])
     assert check.problems(world.cache) == []
-    assert world.cache.leases() == {sequence.lease: world.trie}
-    assert world.cache.statistics().leases == 1
+    assert world.cache.leases == {sequence.lease}
+    assert sequence.lease.trie is world.trie
+    assert world.cache.tries.statistics().leases == 1
     sequence.fail()
 
 

@@ -109,9 +109,9 @@ def test_a_storage_is_lent_once(folder: Path) -> None:
     world.tier.slow = False
     assert world.tier.flush(TIMEOUT)
     first, second = world.tier.completed()
-    world.pager._page_out._take(first)
+    world.pager.page_out._take(first)
     assert paging(world) == 4 * 100
-    world.pager._page_out._take(second)
+    world.pager.page_out._take(second)
     assert paging(world) == 0
     world.write_all()
     world.finish()
@@ -156,7 +156,7 @@ def test_what_is_not_written_is_not_lent_any_more(folder: Path, how: str) -> Non
     else:
         world.tier.flush(TIMEOUT)
         for written in world.tier.completed():
-            world.pager._page_out._take(written)
+            world.pager.page_out._take(written)
     assert span.storage.loan is None
     assert not world.node(100).writing
     assert world.cache.evictor.evictable().nbytes == 400

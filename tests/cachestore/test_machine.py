@@ -131,7 +131,7 @@ class CacheMachine(RuleBasedStateMachine):
     def clear(self) -> None:
         """Everything is forgotten that nobody holds."""
         self.world.cache.evictor.clear()
-        held = {id(node) for lease in self.world.cache.leases() for node in lease.deepest.path()}
+        held = {id(node) for lease in self.world.cache.leases for node in lease.deepest.path()}
         left = [node for trie in self.world.cache.tries for node in trie.nodes()]
         assert all(id(node) in held for node in left)
 

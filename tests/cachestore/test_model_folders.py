@@ -185,7 +185,7 @@ def test_state_of_an_older_umbel_is_moved(tmp_path: Path) -> None:
     """The default model's from the root, others' from `models`; records, files and pins."""
     with opened(tmp_path, fingerprint=A) as tier:
         kept = write(tier, job(0, used=7))
-        tier.pin("prompt", "t", b"1234")
+        tier.pin(Pin("prompt", "t", b"1234"))
     others = fill(tmp_path / "models" / "org%2Fx", B, 1)
     (tmp_path / "responses.sqlite").write_bytes(b"")
     with structlog.testing.capture_logs() as logs:
@@ -198,7 +198,7 @@ def test_state_of_an_older_umbel_is_moved(tmp_path: Path) -> None:
     assert (folder.name, other.name) == (f"default-{A}", f"org%2Fx-{B}")
     with opened(folder, fingerprint=A) as tier, opened(other, fingerprint=B) as second:
         assert tier.records == kept
-        assert tier.pins() == [Pin("prompt", "t", b"1234")]
+        assert tier.pins == [Pin("prompt", "t", b"1234")]
         assert second.records == others
     folders.close()
     left = {each.name for each in tmp_path.iterdir()}

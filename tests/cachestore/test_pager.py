@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from umbel.cachestore import check
-from umbel.cachestore.extents import Extent
 from umbel.cachestore.ledger import Kind, Size
-from umbel.cachestore.node import TrieNode, as_tokens, path_tokens
+from umbel.cachestore.node import Extent, TrieNode, as_tokens, path_tokens
 from umbel.cachestore.paging import page_out
 from umbel.cachestore.record import RecordKind, digest
 from umbel.cachestore.trie import RadixTrie
@@ -99,7 +98,7 @@ def test_what_is_cut_while_it_is_written_is_not_written_again(folder: Path) -> N
     world.write_all()
     assert written(world) == [(0, 100)]
     assert [node.persisted_end for node in (world.node(40), world.node(100))] == [40, 100]
-    assert sum(world.cache.tries.files.counts().values()) == 2
+    assert sum(world.cache.tries.files.counts.values()) == 2
     world.finish()
 
 
@@ -163,7 +162,7 @@ def test_whole_states_are_written_once(stack: Stack, folder: Path) -> None:
 def follows(world: PagedWorld) -> None:
     """Assert that each job goes on from an earlier one, or from nothing."""
     paths = [as_tokens([])]
-    for job in world.tier.jobs:
+    for job in (each.record for each in world.tier.jobs):
         before = [
             path[: job.start]
             for path in paths
@@ -217,7 +216,7 @@ def test_what_always_fails_holds_up_nobody(folder: Path) -> None:
     for _ in range(5):
         world.codec.poisoned = 0
         world.step()
-    assert world.pager._page_out.failures == 1
+    assert world.pager.page_out.failures == 1
     assert len(world.tier.alive) == 8
     world.finish()
 

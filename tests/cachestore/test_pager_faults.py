@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.cachestore.disk import writer
+from umbel.cachestore.disk import tier as disk_tier
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging import page_out
@@ -36,13 +36,13 @@ def long_world(folder: Path) -> PagedWorld:
 
 def want(world: PagedWorld, end: int) -> PageInStatus:
     """Ask for the beginning of the path."""
-    return world.pager.request(NAMESPACE, as_tokens(range(end)))
+    return world.pager.page_in.request(NAMESPACE, as_tokens(range(end)))
 
 
 def drain(world: PagedWorld) -> None:
     """Go on until nothing is being read."""
     assert world.tier.flush(TIMEOUT)
-    while world.pager.ready:
+    while world.pager.page_in.ready:
         world.step()
         world.check()
 
@@ -81,12 +81,12 @@ def test_a_damaged_whole_state_costs_no_spans(folder: Path, how: str) -> None:
     world = PagedWorld(HYBRID, folder, interval=20)
     world.serve(range(50))
     world.page_out()
-    tokens = world.cache.statistics().stored_tokens
+    tokens = world.cache.tries.statistics().stored_tokens
     last = max(end for _, end in written(world, RecordKind.CHECKPOINT))
     damage(world.tier.path(the_record(world, last, RecordKind.CHECKPOINT)), how)
     world.fetch(range(60))
     assert 0 < world.probe(range(60))[1] < last
-    assert world.cache.statistics().stored_tokens == tokens == 50
+    assert world.cache.tries.statistics().stored_tokens == tokens == 50
     world.finish()
 
 
@@ -237,7 +237,7 @@ def test_two_requests_want_the_same(folder: Path) -> None:
     drain(world)
     assert world.codec.loads == 3
     assert want(world, 91) is PageInStatus.NOTHING
-    assert world.pager.page_ins == 3
+    assert world.pager.page_in.page_ins == 3
     world.finish()
 
 
@@ -251,11 +251,11 @@ def test_no_room(folder: Path) -> None:
     assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
     assert world.probe(range(91)) == (90, 0)
-    assert world.pager.page_ins == 0
+    assert world.pager.page_in.page_ins == 0
     tails.close()
     assert world.fetch(range(91)) == 1
     assert world.probe(range(91))[1] == 90
-    assert world.cache.ledger.total.within(world.governor.limit)
+    assert world.cache.ledger.total.within(world.governor.pool.limit)
     world.finish()
 
 
@@ -267,7 +267,7 @@ def test_buffers_are_asked_for(folder: Path) -> None:
     assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
     assert world.cache.tries.size.buffers == 4
-    assert world.cache.ledger.total.within(world.governor.limit)
+    assert world.cache.ledger.total.within(world.governor.pool.limit)
     world.finish()
 
 
@@ -279,9 +279,9 @@ def test_a_tier_that_was_closed(folder: Path) -> None:
     world = long_world(folder)
     world.close_tier()
     assert want(world, 91) is PageInStatus.BEGUN
-    assert world.pager.ready
+    assert world.pager.page_in.ready
     world.pager.step()
-    assert not world.pager.ready
+    assert not world.pager.page_in.ready
     assert world.probe(range(91)) == (90, 0)
     world.serve(range(200, 230))
     world.pager.step()
@@ -298,7 +298,7 @@ def test_a_disk_that_is_full_for_a_while(folder: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_file", full)
+        patch.setattr(disk_tier, "write_file", full)
         world.serve(range(50))
         world.serve([*range(30), *conversation(2, 40)])
         for _ in range(5):
@@ -324,7 +324,7 @@ def test_saving_ends_where_the_disk_takes_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "write_file", full)
+    monkeypatch.setattr(disk_tier, "write_file", full)
     world.serve(range(50))
     rounds = 0
     while world.pager.write_all():
@@ -390,7 +390,7 @@ def test_state_that_cannot_be_exported_stays_in_memory(
         world.serve(conversation(1, 30))
         world.write_all()
     assert [log["event"] for log in logs].count("state cannot be written") == 1
-    assert world.pager._page_out.failures == 1
+    assert world.pager.page_out.failures == 1
     assert world.tier.statistics().state == "on"
     assert not any(node.writers for trie in world.cache.tries for node in trie.nodes())
     assert written(world)

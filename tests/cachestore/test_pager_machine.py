@@ -197,7 +197,7 @@ class PagerMachine(RuleBasedStateMachine):
     def want(self, which: int, more: list[int]) -> None:
         """A request waits for its state, and does not see it through."""
         namespace, tokens = self.world.closed[-1 - which % len(self.world.closed)]
-        self.world.pager.request(namespace, as_tokens([*tokens, *more]))
+        self.world.pager.page_in.request(namespace, as_tokens([*tokens, *more]))
 
     @rule(percent=st.integers(0, 100))
     def forget_persisted(self, percent: int) -> None:
@@ -220,7 +220,7 @@ class PagerMachine(RuleBasedStateMachine):
     def damage(self, which: int, how: str) -> None:
         """A file is damaged after nobody is about to read it."""
         assert self.world.tier.flush(TIMEOUT)
-        while self.world.pager.ready:
+        while self.world.pager.page_in.ready:
             self.world.step()
         assert self.world.tier.flush(TIMEOUT)  # of what these steps removed, too
         names = sorted(self.world.tier.files())

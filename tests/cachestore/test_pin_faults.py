@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from umbel.cachestore import check, pins, prefix_cache, shared_prompts
+from umbel.cachestore import check, prefix_cache, shared
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.evict import Evictor
+from umbel.cachestore.governor import Recency
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.pins import Pins
-from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.shared_prompts import SharedPrompts
+from umbel.cachestore.shared import PinnedPaths, Pins
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import SHARED
 
@@ -19,14 +18,14 @@ from .test_lease_faults import PanicError
 
 PLACES: list[tuple[Any, str]] = [
     (prefix_cache, "node_at"),
-    (shared_prompts, "digest"),
-    (pins, "size_in_memory"),
+    (shared, "digest"),
+    (shared, "size_in_memory"),
     (RadixTrie, "prune"),
     (Evictor, "evict"),
     (Evictor, "clear"),
-    (PrefixCache, "_touch"),
-    (SharedPrompts, "declare"),
-    (SharedPrompts, "settle"),
+    (Recency, "next"),
+    (PinnedPaths, "put"),
+    (PinnedPaths, "settle"),
 ]
 OLDER, NEWER = tuple(range(20)), tuple(range(100, 130))
 
@@ -45,8 +44,8 @@ def pinned_world(tenant: str) -> tuple[World, Pins]:
 def check_whole(world: World, own: Pins, tenant: str) -> None:
     """What is listed is what is held and, where it is shared, what others can read."""
     listed = own.listed(tenant)
-    assert len(world.cache.leases()) == own.leases_of(tenant) == len(listed)
-    assert all(lease.open for lease in world.cache.leases())
+    assert len(world.cache.leases) == own.leases_of(tenant) == len(listed)
+    assert all(lease.open for lease in world.cache.leases)
     assert check.problems(world.cache) == []
     other = NAMESPACE._replace(tenant="other")
     for tokens in (OLDER, NEWER):
@@ -97,7 +96,7 @@ def test_pin_is_whole_or_not_there(
         assert not failed
         own.close()
     assert own not in world.cache.pool.pins
-    assert world.cache.leases() == {}
+    assert world.cache.leases == set()
     world.cache.evictor.clear()
     assert world.cache.tries.size.nbytes == 0
     assert check.problems(world.cache) == []

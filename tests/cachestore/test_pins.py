@@ -4,12 +4,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from umbel.cachestore import check
-from umbel.cachestore import pins as pins_module
+from umbel.cachestore import shared as shared_module
 from umbel.cachestore.errors import PinError
 from umbel.cachestore.governor import TenantBounds
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.pins import PinDescription, Pins
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.shared import PinDescription, Pins
 
 from .fakes import KV, NAMESPACE, STACKS, Stack, World
 
@@ -58,7 +58,7 @@ def test_pins_take_half_of_the_budget_at_most() -> None:
     with pytest.raises(PinError, match="240 bytes, and those of other tenants leave 200"):
         pins.pin(TENANT, "second", as_tokens(second), operator=True)
     assert pins.listed(TENANT) == [PinDescription("first", 30, 30)]
-    assert len(world.cache.leases()) == pins.leases_of() == 1
+    assert len(world.cache.leases) == pins.leases_of() == 1
 
 
 def test_a_refusal_tells_nothing_of_others_pins() -> None:
@@ -161,7 +161,7 @@ def test_a_pin_replaces_one_of_its_name() -> None:
     pins.pin(TENANT, "name", as_tokens(second))
     assert pins.listed(TENANT) == [PinDescription("name", 10, 10)]
     world.cache.evictor.clear()
-    assert world.cache.statistics().tokens == 10
+    assert world.cache.tries.statistics().tokens == 10
 
 
 def test_a_tenant_sees_and_unpins_its_own() -> None:
@@ -181,7 +181,7 @@ def test_nothing_is_pinned_where_nothing_is_in_memory() -> None:
     pins = pinned(world)
     with pytest.raises(PinError, match="nothing of 'name'"):
         pins.pin(TENANT, "name", as_tokens([1, 2, 3]))
-    assert world.cache.leases() == {}
+    assert world.cache.leases == set()
 
 
 def test_conversations_are_remembered_up_to_a_bound() -> None:
@@ -199,7 +199,7 @@ def test_conversations_are_remembered_up_to_a_bound() -> None:
 
 def test_tenant_has_so_many_pins_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """A further one is refused; one may be replaced, or unpinned to make place."""
-    monkeypatch.setattr(pins_module, "_MOST", 3)
+    monkeypatch.setattr(shared_module, "_MOST", 3)
     world = World(KV)
     pins = pinned(world)
     prompt = as_tokens(serve(world, *range(30)))
@@ -207,7 +207,7 @@ def test_tenant_has_so_many_pins_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
         pins.pin(TENANT, name, prompt)
     with pytest.raises(PinError, match="you have 3 pins of this model, which is the most"):
         pins.pin(TENANT, "d", prompt)
-    assert len(world.cache.leases()) == pins.leases_of() == 3
+    assert len(world.cache.leases) == pins.leases_of() == 3
     pins.pin(TENANT, "a", prompt)
     assert pins.unpin(TENANT, "b")
     pins.pin(TENANT, "d", prompt)

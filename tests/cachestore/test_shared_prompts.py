@@ -6,7 +6,7 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.pins import Pins
+from umbel.cachestore.shared import Pins
 from umbel.cachestore.tries import SHARED, Namespace
 
 from .fakes import KV, NAMESPACE, STACKS, Stack, TokenIds, World, conversation
@@ -155,9 +155,9 @@ def test_it_survives_a_restart_with_what_follows(stack: Stack, folder: Path) -> 
         prompt, _ = follow(world, A, 1)
         world.write_all()
         world.restart()
-        assert world.pins.is_awaited(A, as_tokens([*prompt, 7]))
-        assert not world.pins.is_awaited(A, as_tokens([*PROMPT[:30], 7]))
-        while world.pins.is_awaited(A, as_tokens([*prompt, 7])):
+        assert world.cache.pinned.is_awaited(A, as_tokens([*prompt, 7]))
+        assert not world.cache.pinned.is_awaited(A, as_tokens([*PROMPT[:30], 7]))
+        while world.cache.pinned.is_awaited(A, as_tokens([*prompt, 7])):
             world.step()
         assert follow(world, B, 2)[1] == len(PROMPT)
         world.fetch([*prompt, 7], A)
@@ -179,7 +179,7 @@ def test_what_cannot_be_read_back_is_not_shared(folder: Path) -> None:
                         bytes(extent.record.nbytes)
                     )  # damaged, and as long as before
         world.restart()
-        while world.pins.is_awaited(A, as_tokens([*prompt, 7])):
+        while world.cache.pinned.is_awaited(A, as_tokens([*prompt, 7])):
             world.step()
         assert world.serve([*prompt, 7], namespace=A) == 0
         world.step()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from umbel.cachestore.ledger import Kind, Ledger
-from umbel.cachestore.spans import Spans, lend
+from umbel.cachestore.spans import Loan, Spans
 from umbel.models.kv import stored
 from umbel.models.kv.stored import DiskCodec, load_span
 
@@ -81,7 +81,7 @@ def test_what_is_handed_over_is_counted_until_it_is_let_go_of() -> None:
     spans = Spans(ledger.account(Kind.KV))
     spans.add(span)
     exported = HOST.export_span(span, 20, 30)
-    loan = lend(span, ledger)
+    loan = Loan.of(span, ledger)
     active = mx.get_active_memory()
     spans.close(span)
     assert mx.get_active_memory() == active

@@ -231,7 +231,7 @@ class ServerFixture:
             self._undo = undo.pop_all()
         self.name = loaded.name
         self.engine = self.assembly.engine
-        self.budget = self.assembly.governor.budget.nbytes
+        self.budget = self.assembly.governor.pool.budget.nbytes
         self.told: dict[str, Told] = {}
         self.live: dict[str, Sequence] = {}
         self.paces: list[Pace] = []
@@ -331,7 +331,7 @@ class ServerFixture:
 
     def allow(self, nbytes: int) -> None:
         """Have another budget from now on."""
-        self.assembly.cache.pool.resize(Size(nbytes, self.assembly.governor.budget.buffers))
+        self.assembly.cache.pool.resize(Size(nbytes, self.assembly.governor.pool.budget.buffers))
 
     def cache_of(self, name: str) -> SequenceCache:
         """The state of a sequence that runs."""
@@ -377,7 +377,7 @@ class ServerFixture:
         """Nobody is left: no leases, no slots, and the ledger has stored state only."""
         cache, ledger = self.assembly.cache, self.assembly.governor.ledger
         assert problems(cache) == []
-        assert cache.leases() == {}
+        assert cache.leases == set()
         assert self.engine._scheduler.running == []
         assert self.queue.running == 0
         assert self.assembly.runner.placement.sequences == {}

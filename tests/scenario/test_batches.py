@@ -172,7 +172,7 @@ def test_cancelling_in_a_batch(name: str) -> None:
         if ask.cancel_after is None:
             assert outcome.reason is FinishReason.LENGTH
             assert bench.difference(outcome) < TOLERANCE
-    assert bench.cache.statistics().leases == 0
+    assert bench.cache.tries.statistics().leases == 0
 
 
 def test_batch_limit() -> None:

@@ -102,7 +102,7 @@ def test_no_decode_checkpoints_without_need() -> None:
     """A stack of token-addressable layers only pays for no checkpoint at all."""
     bench = Bench("llama")
     bench.run(words(300, "prompt"), 150)
-    assert bench.cache.statistics().checkpoints == 0
+    assert bench.cache.tries.statistics().checkpoints == 0
 
 
 @pytest.mark.parametrize("kept", [0, pytest.param(1, marks=pytest.mark.slow), 4])
@@ -110,7 +110,7 @@ def test_few_checkpoints_stay(kept: int) -> None:
     """One request leaves behind no more checkpoints than it may."""
     bench = Bench("qwen3_next", kept=kept)
     bench.run(words(600, "prompt"), 300)
-    assert bench.cache.statistics().checkpoints == kept
+    assert bench.cache.tries.statistics().checkpoints == kept
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "mamba2"])
@@ -125,4 +125,4 @@ def test_answers_stay_right_under_pressure(name: str) -> None:
             outcome = bench.run(prompt, 8)
             assert bench.difference(outcome) < TOLERANCE
             assert bench.cache.tries.size.nbytes <= bench.cache.budget
-    assert bench.cache.statistics().evictions > 0
+    assert bench.cache.tries.statistics().evictions > 0

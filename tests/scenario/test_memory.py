@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 
-from umbel.cachestore.disk import writer
+from umbel.cachestore.disk import tier as disk_tier
 from umbel.cachestore.disk.files import write_file
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
@@ -102,13 +102,13 @@ def test_the_budget_holds_on_a_slow_disk(
         time.sleep(0.1)
         return write_file(*args)
 
-    monkeypatch.setattr(writer, "write_file", write_slowly)
+    monkeypatch.setattr(disk_tier, "write_file", write_slowly)
     model = zoo_model(name, device=limited(choose(), host_reads=host_reads))
     server = ServerFixture(model, promised(name, 420, model=model), disk=tmp_path)
     check_budget(server, agents(6, user=(40, 130), answer=(20, 50), every=3))
     server.close()
     assert server.assembly.pager is not None
-    assert server.assembly.pager.statistics().writes > 0
+    assert server.assembly.pager.tier.statistics().writes > 0
 
 
 @pytest.mark.slow
@@ -367,7 +367,7 @@ def test_what_can_never_fit_is_told_in_bytes() -> None:
     with pytest.raises(ContextLengthExceededError) as refused:
         admission.answer_length(server.limit, None)
     need, usable = [int(n) for n in findall(r"(\d+)(?: bytes| of cache_bytes)", str(refused.value))]
-    assert usable == server.assembly.governor.limit.nbytes < need
+    assert usable == server.assembly.governor.pool.limit.nbytes < need
     assert need == server.assembly.runner.profile.worst_case(server.limit + 1).nbytes
 
 

@@ -151,6 +151,6 @@ def test_a_tight_budget_holds(name: str, disk: str, tmp_path: Path) -> None:
             if disk:
                 server.save()  # agents rest between turns, and what they left is written
     assert watch.peak <= TOLERANCE * server.budget
-    evictor = server.assembly.cache.evictor
-    assert evictor.page_outs if disk else evictor.evictions
+    tries = server.assembly.cache.tries
+    assert tries.page_outs if disk else tries.evictions
     server.close()

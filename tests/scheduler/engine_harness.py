@@ -177,7 +177,7 @@ class EngineHarness(Bench):
             assert problems(self.cache) == []
             assert set(self.slots()) <= set(self.running())
             leases = {id(sequence.lease) for sequence in self.engine._scheduler.running}
-            assert {id(lease) for lease in self.cache.leases()} == leases
+            assert {id(lease) for lease in self.cache.leases} == leases
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Do steps until something is so."""
@@ -237,7 +237,7 @@ class EngineHarness(Bench):
         assert self.running() == []
         assert len(self._queue) == 0
         assert self._queue.running == 0
-        assert self.cache.statistics().leases == 0
+        assert self.cache.tries.statistics().leases == 0
         gone = [weakref.ref(sequence) for sequence in self.live.values()]
         for notes in (self.live, self._history, self._states):
             cast("dict[str, Any]", notes).clear()

@@ -100,7 +100,7 @@ class PlannerFixture:
         """Have others hold all but so many bytes, after the last step."""
         self.planner.release()
         self.others.close()
-        held = self.governor.room.nbytes - nbytes
+        held = self.governor.pool.room.nbytes - nbytes
         assert held >= 0
         self.others.set(Size(held))
 
@@ -366,7 +366,7 @@ class TestStart:
         for room, admitted in ((510, True), (509, False)):
             fixture.leave(room)
             assert fixture.planner.admits(new_request, NOTHING_KNOWN, []) == admitted
-            assert fixture.governor.room.nbytes == room
+            assert fixture.governor.pool.room.nbytes == room
 
     def test_room_for_those_that_run_is_left(self) -> None:
         """Each has the rest of its prompt to compute, and 256 tokens of an answer."""
@@ -426,7 +426,7 @@ class TestStart:
         assert fixture.world.cache.tries.size.nbytes == 880, "a question evicts nothing"
         assert fixture.planner.make_room(new_request, known)
         assert fixture.world.cache.tries.size.nbytes == 0
-        assert fixture.governor.room.nbytes >= fixture.planner.needed(new_request)
+        assert fixture.governor.pool.room.nbytes >= fixture.planner.needed(new_request)
 
     def test_allocations_count(self) -> None:
         """A start needs four arrays."""

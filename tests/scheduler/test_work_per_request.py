@@ -67,7 +67,7 @@ def serve(fixture: PlannerFixture, number: int) -> None:
     cache = fixture.world.cache
     lease = cache.begin(NAMESPACE, comes.tokens)
     lease.close(comes.tokens, FakeSpan(fixture.world.registry, comes.tokens.tolist()[lease.held :]))
-    cache.statistics()
+    cache.tries.statistics()
     fixture.planner.release()
 
 
@@ -95,7 +95,7 @@ def test_request_in_a_full_cache() -> None:
 def refused(fixture: PlannerFixture, number: int) -> None:
     """Ask for more than there is."""
     del number
-    assert not fixture.governor.make_room(fixture.governor.budget)
+    assert not fixture.governor.make_room(fixture.governor.pool.budget)
 
 
 def after_a_preemption(fixture: PlannerFixture, number: int) -> None:
