@@ -17,7 +17,8 @@ FOLDERS = cast("Any", SimpleNamespace(resting_bytes=5, budget=1000))
 def disk_of(**nbytes: int) -> Any:
     """Make a disk tier that is on, with so many bytes of each kind."""
     statistics = SimpleNamespace(state="on")
-    return SimpleNamespace(bytes_by_kind=lambda: nbytes, statistics=lambda: statistics)
+    tier = SimpleNamespace(statistics=lambda: statistics)
+    return SimpleNamespace(bytes_by_kind=lambda: nbytes, tier=tier)
 
 
 def slot_of(name: str, metrics: Metrics) -> ModelSlot:
