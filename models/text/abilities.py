@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import TemplateError
@@ -90,16 +90,18 @@ def in_parts(render: Render) -> Render:
     return lambda messages, **others: render([part(message) for message in messages], **others)
 
 
+_TOOL = Tool(
+    name="umbel_probe_tool",
+    description="umbel_probe_words",
+    parameters={"type": "object", "properties": {"umbel_key": {"type": "string"}}},
+)
+_TOLD = generic.openai_tools([_TOOL])
+_CALL = ToolCall(id="umbel0001", name=_TOOL.name, arguments='{"umbel_key":"umbel value"}')
+_LONG_ID = "call_umbel_0001"
+
+
 class Probe:
     """Renders what no template has seen, and looks for it in what comes out."""
-
-    _TOOL = Tool(
-        name="umbel_probe_tool",
-        description="umbel_probe_words",
-        parameters={"type": "object", "properties": {"umbel_key": {"type": "string"}}},
-    )
-    _CALL = ToolCall(id="umbel0001", name=_TOOL.name, arguments='{"umbel_key":"umbel value"}')
-    _LONG_ID = "call_umbel_0001"
 
     def __init__(self, render: Render, form: OutputFormat) -> None:
         self._render = render
@@ -107,123 +109,106 @@ class Probe:
 
     def abilities(self) -> Abilities:
         """Find all that the template can do."""
-        as_text = self._call(as_text=True)
-        call = as_text or self._call(as_text=False)
-        system = self._shows(_says("system", "umbel_a"), _says("user", "umbel_b"))
-        key = self._reasoning_key(as_text=bool(as_text))
-        asks = self._asks(as_text=bool(as_text))
+        call = self._call(as_text=True)
+        as_text = bool(call)
+        call = call or self._call(as_text=False)
+        asks, system = _asks(as_text=as_text), self._shows("system", "user")
+        key = self._reasoning_key(asks)
         return Abilities(
             tools=bool(call) and self._tells_of_tools(),
             call_text=call,
-            any_id=bool(self._call(self._LONG_ID, as_text=bool(as_text))),
-            arguments_as_text=bool(as_text),
+            any_id=bool(self._call(_LONG_ID, as_text=as_text)),
+            arguments_as_text=as_text,
             several_calls=self._writes_several(asks),
             content_beside_thoughts=self._takes_both(asks, key),
             reasoning_key=key,
             system=system,
-            late_system=system and self._takes_late_system(),
-            user_twice=self._shows(_says("user", "umbel_a"), _says("user", "umbel_b")),
-            assistant_twice=self._shows(
-                _says("user", "umbel_a"),
-                _says("assistant", "umbel_b"),
-                _says("assistant", "umbel_c"),
-                _says("user", "umbel_d"),
-            ),
-            assistant_first=self._shows(_says("assistant", "umbel_a"), _says("user", "umbel_b")),
-            thinking_switch=self._has_thinking_switch(),
+            late_system=system
+            and self._shows("system", "system", "user", "assistant", "system", "user")
+            and self._shows("user", "assistant", "system"),
+            user_twice=self._shows("user", "user"),
+            assistant_twice=self._shows("user", "assistant", "assistant", "user"),
+            assistant_first=self._shows("assistant", "user"),
+            thinking_switch=self._thinking(enable=False) != self._thinking(enable=True),
         )
 
     def shows_content(self) -> bool:
         """Whether a prompt depends on a user's words, or the template refuses to write them."""
-        one, other = (self._text(_says("user", words)) for words in ("umbel_a", "umbel_b"))
+        one, other = (self._text([_says("user", words)]) for words in ("umbel_a", "umbel_b"))
         return one is None or one != other
 
-    def _text(self, *messages: dict[str, Any], **kwargs: Any) -> str | None:
+    def _text(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> str | None:
         try:
             return self._render(messages, **kwargs)
         except TemplateError:
             return None
 
-    def _shows(self, *messages: dict[str, Any]) -> bool:
-        """Whether all contents come out, in their order."""
-        text = self._text(*messages)
-        places = [(text or "").find(m["content"]) for m in messages]
+    def _shows(self, *roles: str) -> bool:
+        """Whether the contents of messages come out, in their order."""
+        contents = [f"umbel_{number}" for number in range(len(roles))]
+        text = self._text(list(map(_says, roles, contents))) or ""
+        places = [text.find(content) for content in contents]
         return places == sorted(places) and places[0] >= 0
 
-    def _takes_late_system(self) -> bool:
-        talk = [_says("user", "umbel_c"), _says("assistant", "umbel_d")]
-        first, second = _says("system", "umbel_a"), _says("system", "umbel_b")
-        late = _says("system", "umbel_e")
-        return self._shows(first, second, *talk, late, _says("user", "umbel_f")) and self._shows(
-            *talk, late
-        )
-
     def _tells_of_tools(self) -> bool:
-        told = generic.openai_tools([self._TOOL])
-        text = self._text(_says("user", "umbel_a"), tools=told) or ""
-        return self._TOOL.name in text and "umbel_key" in text
+        text = self._text([_says("user", "umbel_a")], tools=_TOLD) or ""
+        return _TOOL.name in text and "umbel_key" in text
 
     def _call(self, call_id: str = _CALL.id, *, as_text: bool) -> str:
         """What the template writes for a call, if mlx-lm reads that call from it."""
-        form, told = self._form.tools, generic.openai_tools([self._TOOL])
+        form = self._form.tools
         if form is None:
             return ""
-        asks = self._asks(call_id, as_text=as_text)
-        text = self._text(*self._turn(asks, call_id), tools=told) or ""
-        body = _last_body(text, form)
-        if as_text and self._CALL.arguments not in body:
+        turn = _turn(_asks(call_id, as_text=as_text), call_id)
+        body = _last_body(self._text(turn, tools=_TOLD) or "", form)
+        if as_text and _CALL.arguments not in body:
             return ""
         try:
-            read = read_calls(body, form, told)[0]
+            read = read_calls(body, form, _TOLD)[0]
         except MalformedCallError:
             return ""
-        same = json.loads(read.arguments) == json.loads(self._CALL.arguments)
-        return form.start + body + form.end if same and read.name == self._CALL.name else ""
-
-    def _asks(self, call_id: str = _CALL.id, *, as_text: bool) -> dict[str, Any]:
-        """A message with a call, as the template takes it."""
-        call = native_call(self._CALL, call_id, as_text=as_text)
-        return _says("assistant", "") | {"tool_calls": [call]}
-
-    def _turn(self, asks: dict[str, Any], call_id: str = _CALL.id) -> list[dict[str, Any]]:
-        """A conversation with a call and its result."""
-        answer = _says("tool", "umbel_b") | {"tool_call_id": call_id, "name": self._CALL.name}
-        return [_says("user", "umbel_a"), asks, answer]
+        same = json.loads(read.arguments) == json.loads(_CALL.arguments)
+        return form.start + body + form.end if same and read.name == _CALL.name else ""
 
     def _writes_several(self, asks: dict[str, Any]) -> bool:
         """Whether a second call of a message is written; so it is if even one is refused."""
         (one,) = asks["tool_calls"]
         other = one | {"function": one["function"] | {"name": "umbel_other_tool"}}
-        turn, told = self._turn(asks | {"tool_calls": [one, other]}), [self._TOOL]
-        text = self._text(*turn, tools=generic.openai_tools(told))
-        return text is None or self._CALL.name not in text or "umbel_other_tool" in text
+        text = self._text(_turn(asks | {"tool_calls": [one, other]}), tools=_TOLD)
+        return text is None or _CALL.name not in text or "umbel_other_tool" in text
 
     def _takes_both(self, asks: dict[str, Any], key: str) -> bool:
         """Whether content and thoughts are not refused together, beside a call."""
-        told = generic.openai_tools([self._TOOL])
         thinks = asks | {key: "umbel_d"}
-        both = self._text(*self._turn(thinks | {"content": "umbel_c"}), tools=told)
-        return both is not None or self._text(*self._turn(thinks), tools=told) is None
+        both = self._text(_turn(thinks | {"content": "umbel_c"}), tools=_TOLD)
+        return both is not None or self._text(_turn(thinks), tools=_TOLD) is None
 
-    def _reasoning_key(self, *, as_text: bool) -> str:
+    def _reasoning_key(self, asks: dict[str, Any]) -> str:
         """The name for thoughts: of an answer, or of a call where those of answers are dropped."""
-        says = [_says("user", "umbel_a"), _says("assistant", "umbel_b")]
-        for talk in (says, self._turn(self._asks(as_text=as_text))):
+        for talk in (_turn(_says("assistant", "umbel_b"))[:2], _turn(asks)):
             for key in _REASONING_KEYS:
                 thinks = talk[1] | {key: "umbel_thought"}
-                if "umbel_thought" in (self._text(talk[0], thinks, *talk[2:]) or ""):
+                if "umbel_thought" in (self._text([talk[0], thinks, *talk[2:]]) or ""):
                     return key
         return _REASONING_KEYS[0]
 
-    def _has_thinking_switch(self) -> bool:
-        asks = _says("user", "umbel_a")
-        return self._text(asks, options={"enable_thinking": False}) != self._text(
-            asks, options={"enable_thinking": True}
-        )
+    def _thinking(self, *, enable: bool) -> str | None:
+        return self._text([_says("user", "umbel_a")], options={"enable_thinking": enable})
 
 
 def _says(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
+
+
+def _asks(call_id: str = _CALL.id, *, as_text: bool) -> dict[str, Any]:
+    """Write a message with a call, as the template takes it."""
+    return _says("assistant", "") | {"tool_calls": [native_call(_CALL, call_id, as_text=as_text)]}
+
+
+def _turn(asks: dict[str, Any], call_id: str = _CALL.id) -> list[dict[str, Any]]:
+    """Write a conversation with a call and its result."""
+    answer = _says("tool", "umbel_b") | {"tool_call_id": call_id, "name": _CALL.name}
+    return [_says("user", "umbel_a"), asks, answer]
 
 
 def _last_body(text: str, form: ToolFormat) -> str:

@@ -129,9 +129,8 @@ def read_answer(
 
     Returns:
         None for an answer that cannot be put back: its thoughts have no end, or it ends inside
-        a character, or it has special tokens that are no markup. Of answers whose messages have
-        headers only those of one message, thoughts aside: what is before its text is the
-        template's own.
+        a character, or it has special tokens that are no markup, or, where messages have headers,
+        it has several besides its thoughts.
     """
     form, detokenizer = codec.template.form, codec.detokenizer(codec.markup_tokens)
     reasoning = form.reasoning

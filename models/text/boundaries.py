@@ -38,15 +38,9 @@ class Boundaries(NamedTuple):
 
 
 def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> Boundaries:
-    """Find the boundaries of a rendered conversation.
+    """Find the boundaries of a conversation whose prompt was rendered with the generation prompt.
 
-    Args:
-        encode: as the prompt was made, as `TextCodec.encode_conversation`.
-        conversation: its tools and options included.
-        prompt: its tokens, rendered with the generation prompt.
-
-    Returns:
-        Only offsets greater than 0. What a template refuses to render gives no boundary.
+    Offsets are greater than 0. What a template refuses to render gives no boundary.
     """
     messages = conversation.messages
     turn = {_common(encode, other, prompt) for other in _next_turns(conversation)}

@@ -24,14 +24,7 @@ FORMS = ("generic", "json_tools", "mistral", "harmony", *sorted(NARROWED))
 
 
 def call_form(native: str | None) -> str:
-    """Name the form in which calls can be held to a grammar.
-
-    Args:
-        native: the model's own, if its template knows tools.
-
-    Returns:
-        The model's own where there is a grammar for it, else the generic one.
-    """
+    """Name the form that calls are held to: the model's own, if there is a grammar for it."""
     return native if native in FORMS else "generic"
 
 
@@ -41,8 +34,7 @@ def add_calls(lark: Lark, calls: ToolCalls, content: str | None = None) -> None:
     Args:
         lark: the grammar.
         calls: what may be called.
-        content: what stands in the place of calls that are not forced; None for any text around
-            them.
+        content: stands in the place of calls that are not forced; None for any text around them.
 
     Raises:
         GrammarError: no tool, no such form, or a schema cannot be honoured.

@@ -88,13 +88,9 @@ class MalformedCallError(ValueError):
 def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> Sequence[Call]:
     """Read the calls in the text between two markers.
 
-    JSON is understood whatever the model's own form is. A tool that nobody knows is a call like
-    any other: agents answer it, and the model corrects itself.
-
-    Args:
-        body: the text.
-        form: whose markers stand around it.
-        tools: as OpenAI's chat completions write them; some forms have no types of their own.
+    JSON is understood whatever the model's own form is. A call of an unknown tool is a call like
+    any other: agents answer it, and the model corrects itself. Forms without types of their own
+    take those of the tools' schemas.
 
     Raises:
         MalformedCallError: it holds no call, or something that is not one besides.

@@ -164,9 +164,8 @@ class TextCodec:
 
         Args:
             messages: the conversation.
-            tools: their definitions as OpenAI's chat completions write them, for a template that
-                knows tools.
-            generation_prompt: whether the beginning of an answer follows.
+            tools: as OpenAI's chat completions write them, for a template that knows tools.
+            generation_prompt: the beginning of an answer follows.
             options: what else the template takes, as `enable_thinking`.
 
         Raises:
@@ -269,13 +268,7 @@ class TextCodec:
     def read_token(
         self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
     ) -> TokenText:
-        """Read what `token` adds to a text it does or does not begin.
-
-        Args:
-            token: any number.
-            first: whether nothing with a text came before it.
-            visible: special tokens that write their names.
-        """
+        """Read what `token` adds to a text it does or does not begin; see `TokenBytes.read`."""
         data = self._token_bytes.read(token, first=first, visible=visible)
         if data is None:
             return TokenText(self._fast.id_to_token(token) or "", None)

@@ -59,9 +59,6 @@ class GrammarCompiler:
     """Compiles constraints for one model. Safe to call from several threads at once.
 
     The first call reads the vocabulary, which takes some tenths of a second.
-
-    Args:
-        codec: of the model.
     """
 
     def __init__(self, codec: TextCodec) -> None:
@@ -218,13 +215,7 @@ def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:
 
 
 def _content(lark: Lark, constraint: Constraint, markers: Sequence[str]) -> str:
-    """Write what an answer without calls matches; return it.
-
-    Args:
-        lark: the grammar.
-        constraint: for the content.
-        markers: content does not begin with them. No JSON does anyway.
-    """
+    """Write what an answer without calls matches. It begins with no marker; no JSON does anyway."""
     match constraint:
         case JSONObject():
             return lark.json({"type": "object"})

@@ -72,86 +72,71 @@ def encode_prompt(
     known = {i: a for i, a in sorted(answers.items()) if i < len(messages)}
     same = {i: a for i, a in known.items() if _is_same(messages[i], a)}
     misses = [Miss(i, "the client changed it") for i in known if i not in same]
-    spliced: _Spliced | str
-    if not codec.encodes_apart:
-        spliced = "the tokenizer cannot encode a prompt in pieces"
-    else:
-        places = [_Place.of(i, answer) for i, answer in same.items()]
-        spliced = _splice(codec, conversation, places, own, generation_prompt=generation_prompt)
-    if isinstance(spliced, str):
-        misses += [Miss(i, spliced) for i in same]
-        return Prompt(codec.encode(own, special_tokens=False), misses)
-    encoded = codec.encode_pieces(spliced.texts)
-    tokens = list(encoded[0])
-    for ids, text in zip(spliced.answers, encoded[1:], strict=True):
-        tokens += ids
-        tokens += text
-    return Prompt(tokens, sorted(misses + spliced.misses))
+    tokens: list[int] | None = None
+    if same:
+        try:
+            texts, put, dropped = _splice(codec, conversation, same, own, generation_prompt)
+        except _UnlikeError as error:
+            misses += [Miss(i, str(error)) for i in same]
+        else:
+            misses += dropped
+            tokens, *encoded = codec.encode_pieces(texts)
+            for ids, text in zip(put, encoded, strict=True):
+                tokens += [*ids, *text]
+    return Prompt(tokens or codec.encode(own, special_tokens=False), sorted(misses))
 
 
-class _Place(NamedTuple):
-    """An answer, and the placeholders of its text and its thoughts: nobody can foresee them."""
-
-    message: int
-    answer: Answer
-    content: str
-    thoughts: str
-
-    @classmethod
-    def of(cls, message: int, answer: Answer) -> "_Place":
-        mark = secrets.token_hex(8)
-        return cls(message, answer, f"umbel{mark}c", f"umbel{mark}r")
-
-
-class _Spliced(NamedTuple):
-    """Texts, and the tokens of the answers between them: one fewer."""
-
-    texts: list[str]
-    answers: list[Sequence[int]]
-    misses: list[Miss]
+class _UnlikeError(Exception):
+    """Answers cannot be put into a prompt; the message says why."""
 
 
 def _splice(
     codec: TextCodec,
     conversation: Conversation,
-    places: Sequence[_Place],
+    answers: Mapping[int, Answer],
     own: str,
-    *,
-    generation_prompt: bool,
-) -> _Spliced | str:
-    """Put the answers where the template puts placeholders, or say why not."""
+    generation_prompt: bool,  # noqa: FBT001
+) -> tuple[list[str], list[Sequence[int]], list[Miss]]:
+    """Put answers where the template puts placeholders.
+
+    Returns:
+        Texts, the tokens of the answers between them (one fewer), and what is left out.
+
+    Raises:
+        _UnlikeError: the template writes what is around a placeholder in another way.
+    """
+    if not codec.encodes_apart:
+        raise _UnlikeError("the tokenizer cannot encode a prompt in pieces")
+    mark = secrets.token_hex(8)  # no text foresees it
     messages = list(conversation.messages)
-    for place in places:
-        thoughts = place.thoughts if place.answer.thought else ""
-        messages[place.message] = Message(
-            role="assistant", content=place.content, reasoning=thoughts
-        )
+    for i, answer in answers.items():
+        thoughts = f"umbel{mark}r{i}e" if answer.thought else ""
+        messages[i] = Message(role="assistant", content=f"umbel{mark}c{i}e", reasoning=thoughts)
+    told = msgspec.structs.replace(conversation, messages=messages)
     try:
-        rest = codec.template.render(
-            msgspec.structs.replace(conversation, messages=messages),
-            generation_prompt=generation_prompt,
-        )
+        rest = codec.template.render(told, generation_prompt=generation_prompt)
     except TemplateError as error:
-        return f"the template refuses a placeholder: {error}"
-    spliced = _Spliced([], [], [])
+        raise _UnlikeError(f"the template refuses a placeholder: {error}") from error
+    texts: list[str] = []
+    tokens: list[Sequence[int]] = []
+    misses: list[Miss] = []
     seen = 0  # how much of the template's own rendering is known to be the same
-    for place in places:
-        before, found, rest = rest.partition(place.content)
+    for i, answer in answers.items():
+        before, found, rest = rest.partition(f"umbel{mark}c{i}e")
         if not found:
-            return "the template does not show it"
-        fit = _fit(codec.template.form.reasoning, place, before)
+            raise _UnlikeError("the template does not show it")
+        fit = _fit(codec.template.form.reasoning, answer, *before.partition(f"umbel{mark}r{i}e"))
         at = own.find(fit.head, seen)
-        if at < 0 or (at and not spliced.texts):
-            return "the template writes what is around it in another way"
+        if at < 0 or (at and not texts):
+            raise _UnlikeError("the template writes what is around it in another way")
         seen = at + len(fit.head)
         if fit.reason:
-            spliced.misses.append(Miss(place.message, fit.reason))
-        spliced.texts.append(fit.text)
-        spliced.answers.append(fit.tokens)
+            misses.append(Miss(i, fit.reason))
+        texts.append(fit.text)
+        tokens.append(fit.tokens)
     if not own.endswith(rest) or len(own) - len(rest) < seen:
-        return "the template writes what follows it in another way"
-    spliced.texts.append(rest)
-    return spliced
+        raise _UnlikeError("the template writes what follows it in another way")
+    return [*texts, rest], tokens, misses
 
 
 class _Fit(NamedTuple):
@@ -170,9 +155,7 @@ class _Fit(NamedTuple):
     reason: str = ""
 
 
-def _fit(reasoning: ReasoningFormat | None, place: _Place, before: str) -> _Fit:
-    answer = place.answer
-    plain, shown, _ = before.partition(place.thoughts)
+def _fit(reasoning: ReasoningFormat | None, answer: Answer, plain: str, shown: str, _: str) -> _Fit:
     head = plain.removesuffix(opening_of(reasoning, plain))
     if answer.thought and shown:
         return _Fit(head, head + answer.opening, answer.tokens)

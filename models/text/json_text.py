@@ -82,13 +82,9 @@ class JsonSpan:
 
 
 def close_json(text: str) -> str:
-    """Close an object that was cut off, as clients that read streams do.
+    """Close an object that was cut off behind what is whole, as clients that read streams do.
 
-    Args:
-        text: of an object, or its beginning.
-
-    Returns:
-        The object with those members and elements that are whole; a number at its end counts.
+    A number at the end counts as whole.
     """
     try:
         msgspec.json.decode(text, type=Raw)
@@ -120,10 +116,7 @@ def _closed(text: str) -> str:
 def whole_characters(text: bytes | bytearray) -> bytearray | None:
     r"""Write U+FFFD for each half of a surrogate pair, as `\ud83d` alone; None where there is none.
 
-    Programs that cut UTF-16 write them.
-
-    Args:
-        text: JSON in UTF-8.
+    Programs that cut UTF-16 write them. The text is JSON in UTF-8.
     """
     mended: bytearray | None = None
     second = -1  # where the second half of a pair is

@@ -62,11 +62,7 @@ class Lark:
         )
 
     def free(self, without: Iterable[str] = ()) -> str:
-        """Match any text.
-
-        Args:
-            without: texts that do not stand in it.
-        """
+        """Match any text in which some do not stand."""
         barred = [self.text(text) for text in without]
         if not barred:
             return "TEXT"  # no token that writes nothing is text
@@ -93,11 +89,7 @@ class Lark:
         return self._named("up_to", f"{text} {self.text(end)}", "[lazy]")
 
     def json(self, schema: Any) -> str:
-        """Match JSON.
-
-        Args:
-            schema: rewritten.
-        """
+        """Match JSON by a rewritten schema."""
         return self._named("json", f"%json {json.dumps(as_document(schema, self.schemas))}")
 
     def pattern(self, pattern: str) -> str:

@@ -122,11 +122,7 @@ class Narrowing:
 
 
 def pattern_without(tags: Iterable[str]) -> str:
-    """Write a pattern of all texts that have none of some tags.
-
-    Args:
-        tags: each begins with `<` and has no other, so that only a `<` can begin one.
-    """
+    """Write a pattern of all texts without some tags, each of which has one `<`, and begins so."""
     tree: dict[str, Any] = {}
     for tag in tags:
         node = tree

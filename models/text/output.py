@@ -43,11 +43,11 @@ class OutputParser:
         form: the model's markers.
         tools: those that the model was told of.
         tool_choice: `none` leaves calls in the text; with `one_call` the first is the last.
-        in_reasoning: whether the prompt ends inside the model's thoughts.
-        guaranteed: whether a grammar sees to it that calls have the form of `tools.call_frame`:
-            their arguments are then passed on as they come.
-        constrained: whether a grammar holds the content to something. Calls and thoughts then
-            stand before it or nowhere.
+        in_reasoning: the prompt ends inside the model's thoughts.
+        guaranteed: a grammar sees to it that calls have the form of `tools.call_frame`: their
+            arguments are then passed on as they come.
+        constrained: a grammar holds the content to something. Calls and thoughts then stand before
+            it or nowhere.
 
     Attributes:
         done: the answer has all that it may have; what follows is left out.

@@ -168,11 +168,7 @@ class _Weight(NamedTuple):
 
 
 class Scale:
-    """Bounds what compiling rewritten schemas costs where that grows faster than their text.
-
-    Args:
-        definitions: what they refer to.
-    """
+    """Bounds what compiling rewritten schemas costs where that grows faster than their text."""
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self._definitions = definitions
@@ -237,10 +233,7 @@ def mended(schema: Any, _: str = "") -> Any:
 
     Generators make them: a Go struct without a value writes null where a keyword is absent, PHP
     writes an empty object as `[]`, and draft 3 wrote `required: true` into a property. None of them
-    says anything of a value.
-
-    Args:
-        schema: decoded JSON; it has been measured, and is not changed.
+    says anything of a value. The schema has been measured, and is not changed.
     """
     if schema == []:
         return {}

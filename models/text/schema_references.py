@@ -35,16 +35,12 @@ class Target(NamedTuple):
 
 
 class References:
-    """Finds what references of a schema refer to.
+    """Finds what references of a schema, the root, refer to.
 
     Attributes:
         root: the schema.
         stand_alone: in its dialect a reference's other keywords mean nothing.
         other_base: references mean something else at present than in the root.
-
-    Args:
-        schema: the root.
-        place: of it.
     """
 
     def __init__(self, schema: Any, place: str) -> None:
@@ -168,11 +164,7 @@ _NOTHING = Known()
 
 
 class Facts:
-    """Says what is known of the schemas of a document.
-
-    Args:
-        references: of the document.
-    """
+    """Says what is known of the schemas of a document."""
 
     def __init__(self, references: References) -> None:
         self._references = references
@@ -219,12 +211,7 @@ class Facts:
 def additions(options: Sequence[Known], preferred: str | None) -> list[frozenset[str]] | None:
     """Find which names each option must have, so that no value matches two of them.
 
-    Args:
-        options: what is known of them.
-        preferred: a name that is meant to tell them apart.
-
-    Returns:
-        names for each option; None where they cannot be told apart.
+    A preferred name is meant to tell them apart. None where that cannot be done.
     """
     compared = len(options) * sum(len(option.tags) for option in options)
     if len(options) > _MOST_OPTIONS or compared > _MOST_COMPARED:

@@ -56,11 +56,7 @@ class SchemaReader:
         self._nodes = 0
 
     def read(self, schema: Any, place: str = "") -> Any:
-        """Check a schema and rewrite it.
-
-        Args:
-            schema: decoded JSON; it is not changed.
-            place: what faults are named after.
+        """Check a schema and rewrite it; faults are named after its place.
 
         Raises:
             GrammarError: it is no schema, too large, or asks for what cannot be honoured.

@@ -74,12 +74,7 @@ class TaggedForm(NamedTuple):
 
 
 def add_tagged(lark: Lark, form: TaggedForm, tools: Sequence[tuple[Tool, Any]]) -> str:
-    """Write the rule of a call, without the markers around it.
-
-    Args:
-        lark: the grammar.
-        form: how calls are written.
-        tools: with their rewritten schemas.
+    """Write the rule of a call of tools with rewritten schemas, without the markers around it.
 
     Raises:
         UnwritableError: a tool's arguments cannot be written like this.

@@ -54,13 +54,7 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any othe
 
 
 class ChatTemplate:
-    """One model's way of writing conversations. Safe to call from several threads at once.
-
-    Args:
-        render: with the model's own template.
-        form: the model's markers.
-        control: the names that request text must not write.
-    """
+    """One model's way of writing conversations. Safe to call from several threads at once."""
 
     def __init__(
         self, render: Render, form: OutputFormat, control: ControlText = _NO_NAMES
@@ -93,11 +87,7 @@ class ChatTemplate:
         return self.abilities.thinking_switch
 
     def render(self, conversation: Conversation, *, generation_prompt: bool = True) -> str:
-        """Render a conversation.
-
-        Args:
-            conversation: its tools and options included.
-            generation_prompt: whether the beginning of an answer follows.
+        """Render a conversation, and the beginning of an answer behind it.
 
         Raises:
             TemplateError: the model has no template, an option is not one of a template's, or
@@ -230,19 +220,22 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 def _with_definitions(dicts: _Dicts, tools: Sequence[Tool]) -> _Dicts:
     """Put the definitions behind the last of the system messages at the beginning."""
-    count = next((i for i, m in enumerate(dicts) if m["role"] != "system"), len(dicts))
-    text = generic.definitions(tools)
-    if count == 0:
-        return [{"role": "system", "content": text}, *dicts]
-    last = dicts[count - 1]
-    told = last | {"content": _joined([last["content"], text])}
-    return [*dicts[: count - 1], told, *dicts[count:]]
+    leading, others = _parted(dicts)
+    *before, last = leading or [{"role": "system", "content": ""}]
+    told = last | {"content": _joined([last["content"], generic.definitions(tools)])}
+    return [*before, told, *others]
 
 
 def _only_first_system(dicts: _Dicts) -> _Dicts:
+    leading, others = _parted(dicts)
+    first = {"role": "system", "content": _joined(m["content"] for m in leading)}
+    return [*([first] if leading else []), *map(_as_user, others)]
+
+
+def _parted(dicts: _Dicts) -> tuple[_Dicts, _Dicts]:
+    """Part the system messages at the beginning from the others."""
     count = next((i for i, m in enumerate(dicts) if m["role"] != "system"), len(dicts))
-    first = {"role": "system", "content": _joined(m["content"] for m in dicts[:count])}
-    return [*([first] if count else []), *(_as_user(m) for m in dicts[count:])]
+    return dicts[:count], dicts[count:]
 
 
 def _as_user(message: dict[str, Any]) -> dict[str, Any]:
@@ -271,10 +264,10 @@ def _merged(dicts: _Dicts, *, users: bool, answers: bool) -> _Dicts:
 
 def _with_user_first(dicts: _Dicts) -> _Dicts:
     """Put an empty message of the user's before an answer that nothing has asked for."""
-    begin = next((i for i, m in enumerate(dicts) if m["role"] != "system"), len(dicts))
-    if begin == len(dicts) or dicts[begin]["role"] != "assistant":
+    leading, others = _parted(dicts)
+    if not others or others[0]["role"] != "assistant":
         return dicts
-    return [*dicts[:begin], {"role": "user", "content": ""}, *dicts[begin:]]
+    return [*leading, {"role": "user", "content": ""}, *others]
 
 
 def _refuse(*_: object, **__: object) -> str:
