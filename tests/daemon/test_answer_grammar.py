@@ -15,7 +15,7 @@ from umbel.models.text.output import OutputParser
 from ..models.text import templates
 from ..models.text.outputs import events_of, parts_of
 from ..models.text.templates import model_with, template_of
-from ..models.text.test_call_forms import follow
+from ..models.text.walks import follow
 
 if TYPE_CHECKING:
     from umbel.models.text.codec import TextCodec

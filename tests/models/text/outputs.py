@@ -76,6 +76,16 @@ def events_of(parser: OutputParser, pieces: Iterable[str]) -> list[OutputEvent]:
     return events + parser.flush()
 
 
+def parts(text: str, form: OutputFormat = GENERIC, **kwargs: Any) -> list[Part]:
+    """Parse an answer that comes in one piece, character by character, and in threes."""
+    whole, single, threes = (
+        parts_of(events_of(OutputParser(form, **({"tools": TOOLS} | kwargs)), pieces))
+        for pieces in ([text], text, [text[i : i + 3] for i in range(0, len(text), 3)])
+    )
+    assert whole == single == threes
+    return whole
+
+
 def parts_of(events: Iterable[OutputEvent]) -> list[Part]:
     """Join an answer's events to whole parts; check that calls are told as they must be."""
     parts: list[Part] = []

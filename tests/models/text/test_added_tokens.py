@@ -15,6 +15,7 @@ from umbel.models.text.output import OutputParser
 
 from .outputs import events_of, format_of, parts_of
 from .templates import THINKING, model_with
+from .walks import allows
 
 ADDED = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -69,13 +70,13 @@ def follow(codec: TextCodec, grammar: Grammar, text: str) -> str:
     """Write a text as the model was trained to: `complete`, `may end`, `goes on`, or the rest."""
     matcher, tokens = grammar.matcher(), codec.encode(text, special_tokens=False)
     for index, token in enumerate(tokens):
-        if not matcher.mask()[token // 32] >> token % 32 & 1:
+        if not allows(matcher.mask(), token):
             return "".join(codec.read_token(t, first=False).text for t in tokens[index:])
         matcher.consume(token)
     if matcher.is_complete:
         return "complete"
     mask = matcher.mask()
-    return "may end" if any(mask[t // 32] >> t % 32 & 1 for t in codec.eos_ids) else "goes on"
+    return "may end" if any(allows(mask, t) for t in codec.eos_ids) else "goes on"
 
 
 def test_markers_are_single_tokens(codec: TextCodec) -> None:
@@ -119,7 +120,7 @@ def test_forced_text_with_the_text_of_an_added_token(
     matcher, written = grammar.matcher(), ""
     while not matcher.is_complete:
         words = matcher.mask()
-        token = next(t for t in range(codec.vocab_size) if words[t // 32] >> t % 32 & 1)
+        token = next(t for t in range(codec.vocab_size) if allows(words, t))
         matcher.consume(token)
         written += codec.read_token(token, first=False).text
     assert written == f'"{text}"'

@@ -21,7 +21,7 @@ from umbel.models.text.output import OutputParser
 from . import templates
 from .outputs import events_of, format_of, parts_of
 from .templates import model_with
-from .walks import walk
+from .walks import allows, follow, walk
 
 ORDER = Tool(
     name="order",
@@ -101,21 +101,6 @@ BARRED = sorted(HARMONY.barred)
 HARD = ("<|end|>", "<|call|>", "<|channel|>final<|message|>", "<|message|>", "to=functions.ping")
 
 
-def follow(codec: TextCodec, grammar: Grammar, text: str) -> str:
-    """Write a text token by token: `complete`, `may end`, `goes on`, or where it is not allowed."""
-    matcher = grammar.matcher()
-    for token in codec.encode(text, special_tokens=False):
-        if not matcher.mask()[token // 32] >> token % 32 & 1:
-            return "not allowed"
-        matcher.consume(token)
-    if matcher.is_complete:
-        return "complete"
-    mask = matcher.mask()
-    ends = [bool(mask[eos // 32] >> eos % 32 & 1) for eos in codec.eos_ids]
-    assert len(set(ends)) == 1
-    return "may end" if ends[0] else "goes on"
-
-
 ORDERED = '{"dish": "soup", "count": 2}'
 IN_CHANNEL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
 IN_ROLE = " to=functions.{}<|channel|>commentary json<|message|>"
@@ -187,7 +172,7 @@ def test_markers_that_are_written_out_are_no_text(
     *letters, last = (codec.encode(letter, special_tokens=False)[0] for letter in "<|end|>")
     for token in letters:
         matcher.consume(token)
-    assert not matcher.mask()[last // 32] >> last % 32 & 1
+    assert not allows(matcher.mask(), last)
 
 
 @pytest.mark.parametrize("forced", [True, False])

@@ -26,7 +26,7 @@ from umbel.models.text.conversation import JSONSchema
 from umbel.models.text.grammar import Grammar
 from umbel.models.text.grammar_compiler import GrammarCompiler
 
-from .test_grammar import allowed
+from .walks import allows
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -236,7 +236,7 @@ def walk(codec: "TextCodec", grammar: Grammar, closing: frozenset[int], seed: in
         if matcher.is_complete:
             return text
         mask = matcher.mask()
-        if allowed(mask, eos) and dice.random() < 0.5:
+        if allows(mask, eos) and dice.random() < 0.5:
             return text
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         tokens = [token for token in np.flatnonzero(bits).tolist() if token != eos]

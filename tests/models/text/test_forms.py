@@ -1,7 +1,5 @@
 """Calls in the forms of all models that mlx-lm has a parser for, with its real parsers."""
 
-from typing import Any
-
 import pytest
 
 from umbel.models.text.conversation import Tool
@@ -9,7 +7,7 @@ from umbel.models.text.events import ToolCallStart
 from umbel.models.text.formats import OutputFormat, ToolFormat
 from umbel.models.text.output import OutputParser
 
-from .outputs import FORMS, THINK, TOOLS, Part, events_of, format_of, parts_of
+from .outputs import FORMS, THINK, TOOLS, Part, events_of, format_of, parts, parts_of
 
 NOON: Part = ("call", "get_time", {})
 THREE: Part = ("call", "get_weather", {"city": "Paris", "days": 3})
@@ -166,16 +164,6 @@ MALFORMED = [
     ("qwen3_coder", "\n<function=get_weather>\n<parameter=days>\nx\n</parameter>\n</function>\n"),
     ("qwen3_coder", "\n<function=get_weather>\n<parameter=city>\nParis\n</function>\n"),
 ]
-
-
-def parts(text: str, form: OutputFormat, **kwargs: Any) -> list[Part]:
-    """Parse an answer that comes in one piece and character by character."""
-    whole, single = (
-        parts_of(events_of(OutputParser(form, **({"tools": TOOLS} | kwargs)), pieces))
-        for pieces in ([text], text)
-    )
-    assert whole == single
-    return whole
 
 
 def markers(form: OutputFormat) -> ToolFormat:

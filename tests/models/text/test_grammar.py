@@ -22,8 +22,9 @@ from umbel.models.text.conversation import (
     Tool,
     ToolCalls,
 )
-from umbel.models.text.grammar import Grammar
 from umbel.models.text.grammar_compiler import GrammarCompiler
+
+from .walks import allows, follow
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -57,24 +58,6 @@ def codec(smollm2: "LoadedModel") -> "TextCodec":
 def compiler(codec: "TextCodec") -> GrammarCompiler:
     """One for all tests here."""
     return GrammarCompiler(codec)
-
-
-def allowed(mask: Any, token: int) -> bool:
-    """Whether a mask has a token."""
-    return bool(mask[token // 32] >> token % 32 & 1)
-
-
-def follow(codec: "TextCodec", grammar: Grammar, text: str) -> str:
-    """Write a text token by token: `complete`, `may end`, `goes on`, or where it is not allowed."""
-    matcher = grammar.matcher()
-    for token in codec.encode(text, special_tokens=False):
-        if not allowed(matcher.mask(), token):
-            return "not allowed"
-        matcher.consume(token)
-    if matcher.is_complete:
-        return "complete"
-    (eos,) = codec.eos_ids
-    return "may end" if allowed(matcher.mask(), eos) else "goes on"
 
 
 CASES: list[tuple[Constraint | ToolCalls, Reasoning | None, dict[str, str]]] = [
@@ -204,7 +187,7 @@ def test_markers_that_are_special_tokens(codec: "TextCodec", compiler: GrammarCo
     assert not matcher.is_complete
     yes = codec.encode("yes")[0]
     matcher.consume(yes)
-    assert allowed(matcher.mask(), yes), "still inside the thinking"
+    assert allows(matcher.mask(), yes), "still inside the thinking"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +206,7 @@ def test_names_of_special_tokens_can_be_written_out(
     plain.encode_special_tokens = True
     matcher = compiler.compile(constraint).matcher()
     for token in plain.encode(text, add_special_tokens=False).ids:
-        assert allowed(matcher.mask(), token)
+        assert allows(matcher.mask(), token)
         matcher.consume(token)
     assert matcher.is_complete
 
@@ -237,7 +220,7 @@ def test_special_tokens_stay_out_of_text(codec: "TextCodec", compiler: GrammarCo
         (ToolCalls(tools=[STRICT], form="generic", forced=False), None),
     ):
         mask = compiler.compile(constraint, reasoning=reasoning).matcher().mask()
-        assert {token for token in special if allowed(mask, token)} <= codec.eos_ids
+        assert {token for token in special if allows(mask, token)} <= codec.eos_ids
 
 
 def test_every_end_is_allowed_and_no_token_beyond_the_vocabulary(tiny: "LoadedModel") -> None:
@@ -250,7 +233,7 @@ def test_every_end_is_allowed_and_no_token_beyond_the_vocabulary(tiny: "LoadedMo
     mask = grammar.matcher().mask()
     assert mask.dtype == np.uint32
     assert len(mask) == -(-tiny.text.vocab_size // 32)
-    assert all(allowed(mask, token) for token in (0, 1, 2))
+    assert all(allows(mask, token) for token in (0, 1, 2))
     assert not any(np.unpackbits(mask.view(np.uint8), bitorder="little")[tiny.text.vocab_size :])
 
 

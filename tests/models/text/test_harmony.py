@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umbel.models.text.answers import read_answer
 from umbel.models.text.calls import MalformedCallError, read_calls
 from umbel.models.text.codec import TextCodec
-from umbel.models.text.conversation import Conversation, Message, ToolCall, ToolChoice
+from umbel.models.text.conversation import Conversation, Message, ToolCall
 from umbel.models.text.events import (
     ReasoningDelta,
     TextDelta,
@@ -24,7 +24,7 @@ from umbel.models.text.history import encode_prompt
 from umbel.models.text.output import OutputParser
 
 from . import templates
-from .outputs import TOOLS, Part, events_of, parts_of
+from .outputs import TOOLS, Part, events_of, parts, parts_of
 from .templates import model_with, template_of
 
 THOUGHT = "<|channel|>analysis<|message|>Hm. Rain?<|end|>"
@@ -115,59 +115,23 @@ MALFORMED = {
 }
 
 
-def parts(text: str, **kwargs: Any) -> list[Part]:
-    """Parse an answer that comes in one piece, character by character, and in threes."""
-    kwargs = {"tools": TOOLS} | kwargs
-    whole, single, threes = (
-        parts_of(events_of(OutputParser(HARMONY, **kwargs), pieces))
-        for pieces in ([text], text, [text[i : i + 3] for i in range(0, len(text), 3)])
-    )
-    assert whole == single == threes
-    return whole
-
-
 @pytest.mark.parametrize("guaranteed", [False, True])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_answers(name: str, *, guaranteed: bool) -> None:
     """The channel says what a message is, and its recipient what is called."""
     text, expected = ANSWERS[name]
-    assert parts(text, guaranteed=guaranteed) == expected
+    assert parts(text, HARMONY, guaranteed=guaranteed) == expected
 
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_cannot_be_read_is_text(name: str) -> None:
     """Whole, with its header; what stands before it and behind it is not touched."""
     text = MALFORMED[name]
-    assert parts(text) == [("text", text)]
-    assert parts(f"{THOUGHT}{text}") == [HM, ("text", text)]
+    assert parts(text, HARMONY) == [("text", text)]
+    assert parts(f"{THOUGHT}{text}", HARMONY) == [HM, ("text", text)]
     if "cut" not in name and len(text) < 200:
-        behind = parts(f"{text}<|end|>{NEXT}{FINAL}So.")
+        behind = parts(f"{text}<|end|>{NEXT}{FINAL}So.", HARMONY)
         assert behind == [("text", f"{text}So.")]
-
-
-@pytest.mark.parametrize("kwargs", [{"tools": ()}, {"tool_choice": ToolChoice(mode="none")}])
-def test_without_tools_calls_are_text(kwargs: dict[str, Any]) -> None:
-    """Nobody who asked for no calls gets one; thoughts are thoughts all the same."""
-    call = IN_CHANNEL + ARGUMENTS
-    assert parts(THOUGHT + call, **kwargs) == [HM, ("text", call)]
-
-
-def test_one_call_where_one_is_asked_for() -> None:
-    """Without parallel calls the answer is complete with the first."""
-    parser = OutputParser(HARMONY, tools=TOOLS, tool_choice=ToolChoice(parallel=False))
-    events = parser.push(IN_CHANNEL + ARGUMENTS[:-1])
-    assert not parser.done
-    events += parser.push(f"}}<|end|>{NEXT}{IN_ROLE}{ARGUMENTS}")
-    assert parser.done
-    assert parts_of(events) == [PARIS]
-
-
-def test_an_answer_begins_inside_thoughts_where_the_prompt_does() -> None:
-    """Some templates write the first header."""
-    assert parts(f"Hm.<|end|>{NEXT}{FINAL}Hi", in_reasoning=True) == [
-        ("thought", "Hm."),
-        ("text", "Hi"),
-    ]
 
 
 def test_all_is_passed_on_as_it_comes() -> None:
@@ -201,24 +165,6 @@ def test_a_guaranteed_call_is_streamed() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_cutting_the_text_changes_nothing(data: st.DataObject) -> None:
-    """However headers, calls, malformed ones and words follow each other, in whatever pieces."""
-    words = [*TOKENS, NEXT, THOUGHT, FINAL, IN_CHANNEL, IN_ROLE, ARGUMENTS, *MALFORMED.values()]
-    words = [w for w in words if len(w) < 1000] + ["a", " ", "\n", '{"', "}", "<", "to=", "final"]
-    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    cut, whole = (
-        parts_of(events_of(OutputParser(HARMONY, tools=TOOLS), given_pieces))
-        for given_pieces in (pieces, [text])
-    )
-    assert cut == whole
-    told = [e for e in events_of(OutputParser(HARMONY, tools=TOOLS), pieces) if e[0] != 0]
-    assert all(text[e.start :].startswith(e.text) for e in told if isinstance(e, TextDelta))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
 def test_nothing_is_lost(data: st.DataObject) -> None:
     """Words that no header stands before are content, whatever they look like."""
     words = ["a", "<|channel|>", "to=", "commentary", "<|mess", "<", " x ", "{", "é", "<|x|>"]
@@ -233,7 +179,7 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
 def test_content_that_is_held_to_something_is_text(marker: str) -> None:
     """A string may write out what ends a message."""
     content = f'{{"a": "x{marker}y"}}'
-    assert parts(f"{FINAL}{content}", constrained=True) == [("text", content)]
+    assert parts(f"{FINAL}{content}", HARMONY, constrained=True) == [("text", content)]
 
 
 def test_arguments_are_the_models_own_text() -> None:

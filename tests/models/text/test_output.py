@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from umbel.models.text.conversation import ToolChoice
 from umbel.models.text.events import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from umbel.models.text.formats import OutputFormat
+from umbel.models.text.formats import HARMONY, OutputFormat
+from umbel.models.text.harmony import TOKENS
 from umbel.models.text.output import OutputParser
 
-from .outputs import FORMS, GENERIC, TOOLS, Part, events_of, format_of, parts_of
+from . import test_harmony as harmony
+from .outputs import FORMS, GENERIC, TOOLS, Part, events_of, format_of, parts, parts_of
 
 PARIS = ("call", "get_weather", {"city": "Paris"})
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -103,16 +105,6 @@ MALFORMED = {
 }
 
 
-def parts(text: str, form: OutputFormat = GENERIC, **kwargs: Any) -> list[Part]:
-    """Parse an answer that comes in one piece, character by character, and in threes."""
-    whole, single, threes = (
-        parts_of(events_of(OutputParser(form, tools=TOOLS, **kwargs), pieces))
-        for pieces in ([text], text, [text[i : i + 3] for i in range(0, len(text), 3)])
-    )
-    assert whole == single == threes
-    return whole
-
-
 @pytest.mark.parametrize("name", JSON_CALLS)
 @pytest.mark.parametrize("form", ["generic", "json_tools"])
 def test_answers_with_calls_as_json(form: str, name: str) -> None:
@@ -161,25 +153,6 @@ def test_text_says_where_it_begins() -> None:
         assert "".join(e.text for e in told) == "abcd <tool_call>?</tool_call> ef"
 
 
-@pytest.mark.parametrize("kwargs", [{"tools": ()}, {"tool_choice": ToolChoice(mode="none")}])
-def test_without_tools_calls_are_text(kwargs: dict[str, Any]) -> None:
-    """Nobody who asked for no calls gets one; thoughts are thoughts all the same."""
-    parser = OutputParser(GENERIC, **({"tools": TOOLS} | kwargs))
-    text = f"<think>x</think>a \n{CALL}\n"
-    assert parts_of(events_of(parser, text)) == [("thought", "x"), ("text", f"a \n{CALL}\n")]
-
-
-def test_one_call_where_one_is_asked_for() -> None:
-    """Without parallel calls the answer is complete with the first."""
-    parser = OutputParser(GENERIC, tools=TOOLS, tool_choice=ToolChoice(parallel=False))
-    events = parser.push(f"a {CALL[:-1]}")
-    assert not parser.done
-    events += parser.push(CALL[-1:] + NOON)
-    assert parser.done
-    events += parser.push(NOON) + parser.flush()
-    assert parts_of(events) == [("text", "a"), PARIS]
-
-
 @pytest.mark.parametrize("guaranteed", [True, False])
 @pytest.mark.parametrize("form", ["json_tools", "qwen3_coder", "glm47", "minimax_m2", "mistral"])
 def test_a_call_that_must_be_made_is_made_once(form: str, *, guaranteed: bool) -> None:
@@ -202,10 +175,52 @@ def test_a_call_that_must_be_made_is_made_once(form: str, *, guaranteed: bool) -
         assert parser.calls == (3 if not free else 6 if form == "mistral" else 5)
 
 
-def test_an_answer_begins_inside_thoughts_where_the_prompt_does() -> None:
+HARMONY_CALL = harmony.IN_CHANNEL + harmony.ARGUMENTS
+
+
+@pytest.mark.parametrize("kwargs", [{"tools": ()}, {"tool_choice": ToolChoice(mode="none")}])
+@pytest.mark.parametrize(
+    ("form", "thought", "told"),
+    [
+        (GENERIC, "<think>Hm. Rain?</think>", f"a \n{CALL}\n"),
+        (HARMONY, harmony.THOUGHT, HARMONY_CALL),
+    ],
+)
+def test_without_tools_calls_are_text(
+    form: OutputFormat, thought: str, told: str, kwargs: dict[str, Any]
+) -> None:
+    """Nobody who asked for no calls gets one; thoughts are thoughts all the same."""
+    assert parts(thought + told, form, **kwargs) == [("thought", "Hm. Rain?"), ("text", told)]
+
+
+@pytest.mark.parametrize(
+    ("form", "call", "more"),
+    [(GENERIC, CALL, NOON), (HARMONY, HARMONY_CALL, f"<|end|>{harmony.NEXT}{HARMONY_CALL}")],
+)
+def test_one_call_where_one_is_asked_for(form: OutputFormat, call: str, more: str) -> None:
+    """Without parallel calls the answer is complete with the first."""
+    parser = OutputParser(form, tools=TOOLS, tool_choice=ToolChoice(parallel=False))
+    events = parser.push(call[:-1])
+    assert not parser.done
+    events += parser.push(call[-1:] + more)
+    assert parser.done
+    events += parser.push(more) + parser.flush()
+    assert parts_of(events) == [PARIS]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (GENERIC, "Hm.\n</think>\n\nHi"),
+        (HARMONY, f"Hm.<|end|>{harmony.NEXT}{harmony.FINAL}Hi"),
+    ],
+)
+def test_an_answer_begins_inside_thoughts_where_the_prompt_does(
+    form: OutputFormat, text: str
+) -> None:
     """The template has written the opening marker."""
-    assert parts("Hm.\n</think>\n\nHi", in_reasoning=True) == [("thought", "Hm."), ("text", "Hi")]
-    assert parts("\nHm.", in_reasoning=True) == [("thought", "Hm.")]
+    assert parts(text, form, in_reasoning=True) == [("thought", "Hm."), ("text", "Hi")]
+    assert parts("\nHm.", form, in_reasoning=True) == [("thought", "Hm.")]
 
 
 def test_a_model_without_thoughts_may_write_their_markers() -> None:
@@ -342,22 +357,33 @@ def test_a_number_that_no_float_holds_in_another_form() -> None:
     assert told == ToolCallDelta(0, '{"days": 1e999, "at": {"a": [-1e999]}}')
 
 
+WORDS = {
+    "generic": [CALL, NOON, *MALFORMED.values(), "<think>", "</think>", "<tool_call>"],
+    "harmony": [
+        *(*TOKENS, harmony.NEXT, harmony.THOUGHT, harmony.FINAL, harmony.IN_CHANNEL),
+        *(harmony.IN_ROLE, harmony.ARGUMENTS, *harmony.MALFORMED.values(), "to=", "final"),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", WORDS)
 @settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_cutting_the_text_changes_nothing(data: st.DataObject) -> None:
+@given(data=st.data())
+def test_cutting_the_text_changes_nothing(form: str, data: st.DataObject) -> None:
     """However markers, calls, malformed calls and words follow each other, in whatever pieces."""
-    words = [CALL, NOON, *MALFORMED.values(), "<think>", "</think>", "<tool_call>", "</tool_call>"]
-    words = [w for w in words if len(w) < 1000] + ["a", " ", "\n\n", '{"', "}", "<", "é"]
+    markers = HARMONY if form == "harmony" else GENERIC
+    words = [w for w in WORDS[form] if len(w) < 1000]
+    words += ["</tool_call>", "a", " ", "\n\n", '{"', "}", "<", "é"]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    drawn = ("in_reasoning", "constrained")
+    drawn = ("in_reasoning", "constrained") if form == "generic" else ()
     kwargs: dict[str, Any] = {name: data.draw(st.booleans()) for name in drawn}
-    cut, whole = (
-        parts_of(events_of(OutputParser(GENERIC, tools=TOOLS, **kwargs), given_pieces))
-        for given_pieces in (pieces, [text])
-    )
-    assert cut == whole
+    events = events_of(OutputParser(markers, tools=TOOLS, **kwargs), pieces)
+    whole = events_of(OutputParser(markers, tools=TOOLS, **kwargs), [text])
+    assert parts_of(events) == parts_of(whole)
+    told = [event for event in events if isinstance(event, TextDelta)]
+    assert all(text[event.start :].startswith(event.text) for event in told)
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,7 +17,7 @@ from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.models.text.schema_check import check
 from umbel.models.text.schema_rewrite import SchemaReader
 
-from .test_grammar import follow
+from .walks import follow
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel

@@ -59,50 +59,27 @@ def test_nothing_is_held_back_longer_than_it_must_be(
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_a_stop_sequence_over_several_pieces_is_never_shown() -> None:
-    """The beginning of a stop sequence is not streamed before it is known not to be one."""
-    scanner = StopScanner(["\n\nUser:"])
-    assert [scanner.push(piece) for piece in ("Hi.", "\n", "\nUs", "er", ": x")] == [
-        "Hi.",
-        "",
-        "",
-        "",
-        "",
-    ]
-    assert scanner.matched == "\n\nUser:"
-
-
-def test_a_false_alarm_is_passed_on() -> None:
-    """Text that only looked like a stop sequence reaches the client in full."""
-    scanner = StopScanner(["\n\nUser:"])
-    assert [scanner.push(piece) for piece in ("a\n", "\nUsed")] == ["a", "\n\nUsed"]
-    assert scanner.matched is None
-
-
-def test_the_end_of_the_text_releases_what_was_held() -> None:
-    """An answer that ends on half a stop sequence keeps that half, once."""
-    scanner = StopScanner(["END"])
-    assert scanner.push("the EN") == "the "
-    assert scanner.flush() == "EN"
-    assert scanner.flush() == ""
-
-
-def test_nothing_follows_a_match() -> None:
-    """After a stop sequence no text is passed on, whatever is pushed or flushed."""
-    scanner = StopScanner(["."])
-    assert scanner.push("one. two.") == "one"
-    assert scanner.push("three") == ""
-    assert scanner.flush() == ""
-
-
-@pytest.mark.parametrize("pieces", [["abcd"], ["abc", "d"], ["a", "b", "c", "d"]])
-def test_the_winner_does_not_depend_on_the_cut(pieces: list[str]) -> None:
-    """A short stop inside a longer one wins because it is complete first, in any cut."""
-    assert scan(pieces, ["abcd", "c"]) == ("ab", "c")
-
-
-def test_without_stops_all_text_passes_at_once() -> None:
-    """A request without stop sequences has no delay."""
-    scanner = StopScanner([])
-    assert scanner.push("anything") == "anything"
-    assert scanner.flush() == ""
+@pytest.mark.parametrize(
+    ("stops", "pieces", "passed", "left"),
+    [
+        # What begins one is not passed on before it is known not to be one.
+        (["\n\nUser:"], ["Hi.", "\n", "\nUs", "er", ": x"], ["Hi.", "", "", "", ""], ""),
+        (["\n\nUser:"], ["a\n", "\nUsed"], ["a", "\n\nUsed"], ""),
+        # An answer that ends on half a stop sequence keeps that half.
+        (["END"], ["the EN"], ["the "], "EN"),
+        # Nothing follows a match.
+        (["."], ["one. two.", "three"], ["one", ""], ""),
+        # A short one inside a longer one wins, as it is complete first, in any cut.
+        (["abcd", "c"], ["abcd"], ["ab"], ""),
+        (["abcd", "c"], ["a", "b", "c", "d"], ["", "", "ab", ""], ""),
+        # Without any there is no delay.
+        ([], ["anything"], ["anything"], ""),
+    ],
+)
+def test_what_is_passed_on_with_each_piece(
+    stops: list[str], pieces: list[str], passed: list[str], left: str
+) -> None:
+    """A client reads an answer while it is written; what was held comes once."""
+    scanner = StopScanner(stops)
+    assert [scanner.push(piece) for piece in pieces] == passed
+    assert [scanner.flush(), scanner.flush()] == [left, ""]

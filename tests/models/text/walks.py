@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,26 @@ def walk(codec: TextCodec, grammar: Grammar, seed: int, hard: Sequence[str] = ()
             if matcher.is_complete:
                 break
     return _text(codec, tokens) if matcher.is_complete else None
+
+
+def follow(codec: TextCodec, grammar: Grammar, text: str) -> str:
+    """Write a text token by token: `complete`, `may end`, `goes on`, or where it is not allowed."""
+    matcher = grammar.matcher()
+    for token in codec.encode(text, special_tokens=False):
+        if not allows(matcher.mask(), token):
+            return "not allowed"
+        matcher.consume(token)
+    if matcher.is_complete:
+        return "complete"
+    mask = matcher.mask()
+    ends = {allows(mask, eos) for eos in codec.eos_ids}
+    assert len(ends) == 1
+    return "may end" if ends.pop() else "goes on"
+
+
+def allows(mask: Any, token: int) -> bool:
+    """Tell whether a mask has a token."""
+    return bool(mask[token // 32] >> token % 32 & 1)
 
 
 def _next(drawn: random.Random, texts: Sequence[list[int]], *, free: bool) -> Iterator[int | None]:
