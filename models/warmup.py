@@ -8,7 +8,6 @@ processes find the compiled kernels on disk. Metal takes milliseconds.
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -47,15 +46,9 @@ _EVERYTHING = SamplingParams(
 log = structlog.get_logger()
 
 
-class _Prefix(NamedTuple):
-    """Stored state of a prompt, from which sequences start."""
-
-    offset: int
-    spans: tuple[PackedSpan, ...]
-    checkpoint: PackedCheckpoint | None
-
-
-_NOTHING = _Prefix(0, (), None)
+_Prefix = tuple[int, Sequence[PackedSpan], PackedCheckpoint | None]
+"""Where a sequence resumes; see `ModelRunner.open`."""
+_NOTHING: _Prefix = (0, (), None)
 
 
 class _LimitError(Exception):
@@ -145,9 +138,9 @@ class _WarmUp:
             checkpoint = self._runner.placement.capture(cache)
             self._held += checkpoint.nbytes
         self._allow(2 * self._runner.profile.kept(cache.suffix_length))
-        spans = tuple(self._runner.placement.take_packed(cache))
+        spans = self._runner.placement.take_packed(cache)
         self._held += sum(span.nbytes for span in spans)
-        self._prompt = _Prefix(cache.offset, spans, checkpoint)
+        self._prompt = cache.offset, spans, checkpoint
         self.close()
 
     def decode(self, rows: int) -> None:
@@ -175,7 +168,7 @@ class _WarmUp:
         self._caches = []
 
     def _open(self, prefix: _Prefix) -> SequenceCache:
-        cache = self._runner.open(prefix.offset, prefix.spans, prefix.checkpoint)
+        cache = self._runner.open(*prefix)
         self._caches.append(cache)
         return cache
 
