@@ -82,7 +82,7 @@ def _wanted(
     if choice.name is not None:
         tools = [tool for tool in tools if tool.name == choice.name]
     own = template.form.tools
-    form = call_form(own.name if own is not None and template.knows_tools else None)
+    form = call_form(own.name if own is not None and template.abilities.tools else None)
     calls = ToolCalls(
         tools=tools,
         form=form,
@@ -106,7 +106,7 @@ def _reasoning(
     if markers is None:
         return None
     switched_off = conversation.options.get("enable_thinking") is False
-    if switched_off and template.supports_thinking_switch and not opened:
+    if switched_off and template.abilities.thinking_switch and not opened:
         return None  # the prompt has said that there are no thoughts
     return Reasoning(markers.start, markers.end + markers.then, opened)
 

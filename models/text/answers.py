@@ -182,7 +182,7 @@ def _tail(
     ends = list(accumulate(map(len, texts)))
     if begin in ends:
         return tuple(tokens[ends.index(begin) + 1 :])
-    return tuple(codec.encode("".join(texts)[begin:], special_tokens=False))
+    return tuple(codec.encode_pieces(["", "".join(texts)[begin:]])[1])
 
 
 def opening_of(reasoning: ReasoningFormat | None, text: str) -> str:

@@ -68,12 +68,10 @@ _NONE = _Quirks()
 
 
 class Call(NamedTuple):
-    """One call.
+    """One call. Its name is not empty; some forms have ids.
 
     Attributes:
-        name: of the tool, never empty.
         arguments: the JSON text of an object, as the model wrote it where it wrote JSON.
-        id: what the model calls it, if its form has ids.
     """
 
     name: str

@@ -225,18 +225,13 @@ class TextCodec:
         return ids
 
     def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts each on its own, without the model's own prefix."""
+        """Encode texts that follow each other, without the model's own prefix."""
         cut = [self.control.pieces(text) for text in texts]
-        begun = self._fast.encode_batch_fast([one[0] for one in cut], add_special_tokens=False)
-        behind = [piece for _, *others in cut for piece in others]
-        more = iter(self._behind.encode_batch_fast(behind, add_special_tokens=False))
-        tokens = []
-        for (_, *others), first in zip(cut, begun, strict=True):
-            ids: list[int] = list(first.ids)
-            for _ in others:
-                ids += next(more).ids
-            tokens.append(ids)
-        return tokens
+        first, *others = [piece for pieces in cut for piece in pieces]
+        encoded = self._fast.encode_batch_fast([first], add_special_tokens=False)
+        encoded += self._behind.encode_batch_fast(others, add_special_tokens=False)
+        left = iter(encoded)
+        return [[token for _ in pieces for token in next(left).ids] for pieces in cut]
 
     @cached_property
     def _behind(self) -> Any:

@@ -14,10 +14,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may ask to be called.
 
     Attributes:
-        name: what it is called.
-        description: what it does, in words; may be empty.
         parameters: a JSON schema of its arguments, an object.
-        strict: whether its arguments must match the schema, whatever the model would write.
+        strict: its arguments must match the schema, whatever the model would write.
         place: where the client sent the schema; faults in it are named after that.
     """
 
@@ -29,13 +27,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of an earlier answer, as the client sends it back.
-
-    Attributes:
-        id: what its result refers to.
-        name: the tool's.
-        arguments: a JSON text, as it was generated.
-    """
+    """A call of an earlier answer, as the client sends it back; its arguments are JSON text."""
 
     id: str
     name: str
@@ -46,8 +38,6 @@ class Message(msgspec.Struct, kw_only=True):
     """One message.
 
     Attributes:
-        role: whose it is.
-        content: its text; may be empty.
         reasoning: what an assistant thought before it, if the client sends that back.
         tool_calls: what an assistant asked for.
         tool_call_id: whose result a tool's message is.
@@ -68,7 +58,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         mode: `none`: text only. `auto`: as the model likes. `required`: at least one call.
         name: the one tool that must be called; only with `required`.
-        parallel: whether an answer may have several calls.
+        parallel: an answer may have several calls.
     """
 
     mode: Literal["none", "auto", "required"] = "auto"
@@ -95,12 +85,9 @@ class CacheHint(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """What a chat template renders.
+    """What a chat template renders: at least one message, and the tools.
 
     Attributes:
-        messages: at least one.
-        tools: those that the model is told of.
-        tool_choice: which of them the answer may ask for.
         options: what else the template takes, as `enable_thinking` or `reasoning_effort`.
         hints: in the order of the body.
     """
@@ -151,8 +138,8 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
         tools: those that may be called.
         form: how calls are written: one of `call_grammar.FORMS`.
         forced: the answer is a call, or several, and each one's arguments match its tool's
-            schema. Else the answer is text in which calls may stand, and what begins like a call
-            is one: the arguments of `strict` tools match, those of others are any object.
+            schema. Else it is text in which calls may stand, and what begins like a call is one:
+            the arguments of `strict` tools match, those of others are any object.
         parallel: there may be several.
         content: what the answer must match where it is no call; only if calls are not forced.
         starts: markers at which a call is read, of other forms too: thoughts have none of them,
@@ -171,9 +158,7 @@ class Reasoning(NamedTuple):
     """How a model marks what it thinks before it answers, which is not constrained.
 
     Attributes:
-        start: begins the thinking, as `<think>`.
-        end: ends it.
-        opened: whether the prompt ends inside the thinking already; else it may be left out.
+        opened: the prompt ends inside the thinking already; else it may be left out.
     """
 
     start: str

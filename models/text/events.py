@@ -22,13 +22,7 @@ class ReasoningDelta(NamedTuple):
 
 
 class ToolCallStart(NamedTuple):
-    """A call begins.
-
-    Attributes:
-        call: 0 for the answer's first call, 1 for the second.
-        name: the tool's.
-        id: what the model itself calls it, if its way of writing calls has ids.
-    """
+    """A call begins: the answer's first has the number 0. Some forms of calls have ids."""
 
     call: int
     name: str

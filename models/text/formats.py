@@ -25,9 +25,7 @@ class ReasoningFormat(NamedTuple):
     """What stands before and after a model's thoughts.
 
     Attributes:
-        start: before them.
-        end: after them.
-        then: what follows the end and is no part of the answer.
+        then: follows the end and is no part of the answer.
     """
 
     start: str

@@ -64,11 +64,9 @@ def in_words(message: str) -> str:
 
 
 class Vocabulary(NamedTuple):
-    """A model's tokens, for all its grammars.
+    """A model's tokens, for all its grammars: llguidance's tokenizer, and the threads that follow.
 
     Attributes:
-        tokenizer: llguidance's.
-        executor: llguidance's; its threads follow answers.
         words: of a mask.
     """
 

@@ -15,9 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_START, _CHANNEL, _CONSTRAIN, _MESSAGE = (
-    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
-)
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 """What may end a message; the last two end the answer."""
 
@@ -50,7 +48,7 @@ class Header(NamedTuple):
 
     Attributes:
         end: where it ends; where it would begin if there is none.
-        thinks: whether what follows is a thought.
+        thinks: a thought follows.
         called: the tool whose arguments follow; empty where words follow.
     """
 

@@ -27,12 +27,7 @@ from .formats import ReasoningFormat
 
 
 class Miss(NamedTuple):
-    """An answer that the prompt does not have as it was generated.
-
-    Attributes:
-        message: its index.
-        reason: in words, for the log.
-    """
+    """An answer, by its message's index, that the prompt has not as it was generated, and why."""
 
     message: int
     reason: str
@@ -60,7 +55,7 @@ def encode_prompt(
         conversation: its tools and options included.
         answers: by the index of their messages; those of later messages are left out.
         own: as the template renders it, if that is known.
-        generation_prompt: whether the beginning of an answer follows.
+        generation_prompt: the beginning of an answer follows.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
@@ -105,8 +100,6 @@ def _splice(
     Raises:
         _UnlikeError: the template writes what is around a placeholder in another way.
     """
-    if not codec.encodes_apart:
-        raise _UnlikeError("the tokenizer cannot encode a prompt in pieces")
     mark = secrets.token_hex(8)  # no text foresees it
     messages = list(conversation.messages)
     for i, answer in answers.items():

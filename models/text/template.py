@@ -76,16 +76,6 @@ class ChatTemplate:
         parted = in_parts(self._render)
         return parted if Probe(parted, self.form).shows_content() else _refuse
 
-    @property
-    def knows_tools(self) -> bool:
-        """Whether tools go to the template; else they are written in the generic form."""
-        return self.abilities.tools
-
-    @property
-    def supports_thinking_switch(self) -> bool:
-        """Whether the option `enable_thinking` changes what the model does."""
-        return self.abilities.thinking_switch
-
     def render(self, conversation: Conversation, *, generation_prompt: bool = True) -> str:
         """Render a conversation, and the beginning of an answer behind it.
 
@@ -95,7 +85,7 @@ class ChatTemplate:
         """
         if reserved := sorted(_RESERVED.intersection(conversation.options)):
             raise TemplateError(f"{reserved[0]!r} is not an option of a chat template")
-        native = bool(conversation.tools) and self.knows_tools
+        native = bool(conversation.tools) and self.abilities.tools
         conversation = self._control.conversation(self._with_thoughts_apart(conversation))
         try:
             dicts = self._dicts(conversation, native=native)
@@ -140,7 +130,7 @@ class ChatTemplate:
     def _dicts(self, conversation: Conversation, *, native: bool) -> _Dicts:
         """Write the messages as this template takes them."""
         messages = conversation.messages
-        if native or (self.knows_tools and not conversation.tools):
+        if native or (self.abilities.tools and not conversation.tools):
             dicts = self._native(messages)
         else:
             dicts = self._generic(messages, conversation.tools)

@@ -69,7 +69,7 @@ class Family:
 
     def cells(self) -> Iterator[Cell]:
         """All ways of asking."""
-        switched = (True, False) if self.template.supports_thinking_switch else (None,)
+        switched = (True, False) if self.template.abilities.thinking_switch else (None,)
         yield from map(Cell._make, product(CHOICES, (False, True), FORMATS, switched))
 
     def ask(self, cell: Cell) -> tuple[Conversation, HeldTo]:

@@ -139,7 +139,7 @@ def test_tools_belong_to_the_system_boundary(tmp_path: Path) -> None:
 def test_a_tool_loop_resumes_at_the_boundary(tmp_path: Path) -> None:
     """A template that keeps the thoughts of the turn that is not over: the next call has them."""
     loaded = model_with(tmp_path, THINKING, MARKERS)
-    assert loaded.text.template.knows_tools
+    assert loaded.text.template.abilities.tools
     call = ToolCall(id="1", name="get_weather", arguments="{}")
     messages = [
         *TALK,
@@ -238,7 +238,7 @@ class TestHints:
     def test_tools_before_the_system_prompt(self, tmp_path: Path) -> None:
         """All tools end where the system prompt begins; the first of them where the next does."""
         loaded = model_with(tmp_path, OBJECTS, MARKERS)
-        assert loaded.text.template.knows_tools
+        assert loaded.text.template.abilities.tools
         talk = talk_of(*TALK, tools=TOOLS)
         (first, every), taken = self.parts(
             loaded, talk, CacheHint(None, 1), CacheHint(None, len(TOOLS))

@@ -284,14 +284,14 @@ def test_special_tokens_of_a_models_markup_are_visible(tmp_path: Path) -> None:
     """Those of markers, and those that its template writes inside a call."""
     inside = ("<tool_call>", "</tool_call>", "<think>", "</think>", '"arguments"')
     codec = model_with(tmp_path, THINKING, (*inside, "<other>"), special=True).text
-    assert codec.template.knows_tools
+    assert codec.template.abilities.tools
     assert codec.markup_tokens == {codec._fast.token_to_id(token) for token in inside}
 
 
 def test_special_tokens_of_the_generic_form_are_visible(tmp_path: Path) -> None:
     """A vocabulary may have them although its template knows no tools."""
     codec = model_with(tmp_path, CHAT_TEMPLATE, ("<tool_call>", "</tool_call>"), special=True).text
-    assert not codec.template.knows_tools
+    assert not codec.template.abilities.tools
     assert codec.markup_tokens == {384, 385}
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from umbel.models.load.loader import LoadedModel
+from umbel.models.load.loader import LoadedModel, load
 from umbel.models.text.answers import Answer, AnswerStore, Lineage, read_answer
 from umbel.models.text.boundaries import find
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import Conversation, Message, ToolCall
 from umbel.models.text.history import encode_prompt
 
+from ...sentencepiece import sentencepiece_model_dir
 from .outputs import TOOLS
 from .templates import MARKERS, THINKING, model_with
 
@@ -79,6 +80,23 @@ def test_a_call_is_put_back_with_its_own_spelling(smollm2: LoadedModel) -> None:
     before = codec.encode_conversation(first)
     assert prompt[: len(before) + len(answer.tokens)] == [*before, *answer.tokens]
     assert misses == []
+
+
+def test_a_tokenizer_that_writes_a_blank_before_each_text(tmp_path: Path) -> None:
+    """What follows an answer goes on from it: no blank is written between them."""
+    codec = load(str(sentencepiece_model_dir(tmp_path / "m"))).text
+    assert not codec.encodes_apart
+    first, words = talk(ASKS), "Paris is nearer."
+    tokens = codec.encode_pieces(["", words])[1]
+    answer = read_answer(codec, tokens, first.tools, codec.template.render(first))
+    assert answer is not None
+    said = Message(role="assistant", content=words)
+    prompt, misses = encode_prompt(codec, talk(ASKS, said, ASKS), {1: answer})
+    before = codec.encode_conversation(first)
+    assert prompt[: len(before) + len(tokens)] == [*before, *tokens]
+    assert misses == []
+    own = codec.encode_conversation(talk(ASKS, said, ASKS))
+    assert codec._fast.decode(own) == codec._fast.decode(prompt)
 
 
 def test_thoughts_of_a_tool_loop_are_put_back(thinker: TextCodec) -> None:

@@ -40,7 +40,7 @@ def talk(*messages: Message, **kwargs: Any) -> Conversation:
 def test_generic_form_is_the_known_rendering(smollm2: LoadedModel) -> None:
     """A model whose template knows no tools is told of them and of their results in words."""
     template = smollm2.text.template
-    assert not template.knows_tools
+    assert not template.abilities.tools
     text = template.render(talk(*TALK, tools=[WEATHER]))
     system, _, rest = text.partition("<|im_end|>\n")
     assert system.startswith("<|im_start|>system\nYou are brief.\n\n# Functions\n")
@@ -93,7 +93,7 @@ def test_tool_choice_changes_no_prompt(smollm2: LoadedModel, choice: ToolChoice)
 def test_a_template_that_knows_tools_renders_them() -> None:
     """Definitions, calls and results are the template's own business."""
     template = template_of(THINKING, "json_tools")
-    assert template.knows_tools
+    assert template.abilities.tools
     text = template.render(talk(*TALK, tools=[WEATHER]))
     assert "# Functions" not in text
     assert "<tools>" in text
@@ -105,7 +105,7 @@ def test_arguments_go_to_a_template_as_it_takes_them() -> None:
     """As their own text where that is kept, else as an object."""
     assert template_of(THINKING, "json_tools").abilities.arguments_as_text
     template = template_of(OBJECTS, "qwen3_coder")
-    assert template.knows_tools
+    assert template.abilities.tools
     assert not template.abilities.arguments_as_text
     assert "<parameter=city>\nParis\n</parameter>" in template.render(talk(*TALK, tools=TOOLS))
 
@@ -139,14 +139,14 @@ def test_arguments_that_are_no_object(sent: str, told: dict[str, str]) -> None:
 def test_a_template_without_a_parser_is_not_asked_to_render_tools() -> None:
     """Its calls could not be read: the generic form's can."""
     template = ChatTemplate(template_of(THINKING, "json_tools")._render, GENERIC)
-    assert not template.knows_tools
+    assert not template.abilities.tools
     assert "# Functions" in template.render(talk(ASKS, tools=TOOLS))
 
 
 def test_ids_that_a_template_refuses_are_shortened() -> None:
     """A call and its result keep the same one."""
     template = template_of(NINE_LETTER_IDS, "json_tools")
-    assert template.knows_tools
+    assert template.abilities.tools
     assert not template.abilities.any_id
     text = template.render(talk(*TALK, tools=TOOLS))
     ids = [part.partition("]")[0] for part in text.split("[id=")[1:]]
@@ -161,7 +161,7 @@ def test_ids_that_a_template_refuses_are_shortened() -> None:
 def test_calls_that_only_the_answers_end_ends() -> None:
     """What a template writes for one is found all the same."""
     template = template_of(OPEN_CALLS, "mistral")
-    assert template.knows_tools
+    assert template.abilities.tools
     assert template.abilities.call_text.startswith("[TOOL_CALLS]umbel_probe_tool[ARGS]{")
     assert template.abilities.call_text.endswith("}")
     assert template.render(talk(*TALK, tools=TOOLS)).endswith(
@@ -199,8 +199,8 @@ def test_system_messages_of_a_template_without_them() -> None:
 def test_thinking() -> None:
     """The switch is found by trying it, and an opened block by the prompt's end."""
     template = template_of(THINKING, "json_tools")
-    assert template.supports_thinking_switch
-    assert not template_of(ALTERNATING).supports_thinking_switch
+    assert template.abilities.thinking_switch
+    assert not template_of(ALTERNATING).abilities.thinking_switch
     thinks = template.render(talk(ASKS, options={"enable_thinking": True}))
     assert template.opens_reasoning(thinks)
     not_now = template.render(talk(ASKS, options={"enable_thinking": False}))
