@@ -1,6 +1,5 @@
 """A model's tokenizer as its makers published it, and the tokens that end answers."""
 
-import json
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,16 +47,18 @@ def _processor_template(directory: Path) -> str | None:
     """The template that makers of vision models put beside the tokenizer's settings."""
     if (directory / "chat_template.jinja").is_file():
         return None
-    if _entry(directory / "tokenizer_config.json"):
+    files = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
+    templates = [_settings(directory / name).get("chat_template") for name in files]
+    if templates[0]:
         return None
-    files = ("chat_template.json", "processor_config.json")
-    templates = (_entry(directory / name) for name in files)
     return next((template for template in templates if isinstance(template, str)), None)
 
 
-def _entry(file: Path) -> Any:
-    settings = json.loads(file.read_text()) if file.is_file() else {}
-    return settings.get("chat_template") if isinstance(settings, dict) else None
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        return read_object(file)
+    except FileNotFoundError:
+        return {}
 
 
 def require_known_modules(directory: Path) -> None:
@@ -67,10 +68,7 @@ def require_known_modules(directory: Path) -> None:
         ModelLoadError: an entry names no module of mlx-lm's, or the file cannot be read.
     """
     path = directory / "tokenizer_config.json"
-    try:
-        settings = read_object(path)
-    except FileNotFoundError:
-        return
+    settings = _settings(path)
     for key, package in _PACKAGES.items():
         named, spec = settings.get(key), find_spec(package)
         known = [] if spec is None else iter_modules(spec.submodule_search_locations)

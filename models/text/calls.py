@@ -37,32 +37,25 @@ class _Quirks(NamedTuple):
     opening: str = ""
 
 
+def _tags(*names: str) -> list[tuple[str, str]]:
+    return [(f"<{name}", f"</{name.rstrip(' =>')}>") for name in names]
+
+
+_KIMI = [(f"<|open|>{tag}", f"<|close|>{tag}<|sep|>") for tag in ("call", "argument", "json")]
 _QUIRKS = {
     "function_gemma": _Quirks("call:"),
     "gemma4": _Quirks(opening='<|"|>'),
-    "glm47": _Quirks(tags=(("<arg_key>", "</arg_key>"), ("<arg_key>", "</arg_value>"))),
-    "kimi_k2": _Quirks(tags=(("<|tool_call_begin|>", "<|tool_call_end|>"),)),
-    "kimi_k3": _Quirks(
-        "<|open|>call ",
-        [(f"<|open|>{tag}", f"<|close|>{tag}<|sep|>") for tag in ("call", "argument", "json")],
-    ),
+    "glm47": _Quirks(tags=[*_tags("arg_key>"), ("<arg_key>", "</arg_value>")]),
+    "kimi_k2": _Quirks(tags=[("<|tool_call_begin|>", "<|tool_call_end|>")]),
+    "kimi_k3": _Quirks("<|open|>call ", _KIMI),
     "longcat": _Quirks(
-        tags=(
-            ("<longcat_arg_key>", "</longcat_arg_key>"),
-            ("<longcat_arg_key>", "</longcat_arg_value>"),
-        )
+        tags=[*_tags("longcat_arg_key>"), ("<longcat_arg_key>", "</longcat_arg_value>")]
     ),
-    "minicpm5": _Quirks(tags=(("<param ", "</param>"),)),
-    "minimax_m2": _Quirks(
-        "<invoke name=", (("<invoke ", "</invoke>"), ("<parameter ", "</parameter>"))
-    ),
-    "muse_spark": _Quirks(
-        tags=(("<atem:invoke ", "</atem:invoke>"), ("<atem:parameter ", "</atem:parameter>"))
-    ),
+    "minicpm5": _Quirks(tags=_tags("param ")),
+    "minimax_m2": _Quirks("<invoke name=", _tags("invoke ", "parameter ")),
+    "muse_spark": _Quirks(tags=_tags("atem:invoke ", "atem:parameter ")),
     "pythonic": _Quirks(opening="["),
-    "qwen3_coder": _Quirks(
-        "<function=", (("<function=", "</function>"), ("<parameter=", "</parameter>"))
-    ),
+    "qwen3_coder": _Quirks("<function=", _tags("function=", "parameter=")),
 }
 _NONE = _Quirks()
 

@@ -16,6 +16,7 @@ from .schema_check import (
     MOST_NODES,
     Scale,
     check,
+    each_below,
     effective,
     has_unsupported_effect,
     measure,
@@ -35,7 +36,12 @@ from .schema_values import (
 )
 
 _DEFINITIONS = "#/$defs/"
-_LISTS = frozenset({"allOf", "anyOf", "prefixItems"})
+_REWRITTEN = frozenset(
+    {
+        "additionalProperties", "allOf", "anyOf", "items", "patternProperties", "prefixItems",
+        "properties",
+    }
+)  # fmt: skip
 
 
 class SchemaReader:
@@ -138,8 +144,7 @@ class _Document:
             schema = {"$ref": schema["$ref"]}
         outer = self._references.other_base
         self._references.other_base |= self._references.has_other_base(schema)
-        for keyword in schema:
-            self._keyword(new, schema, keyword, within(place, keyword))
+        self._keywords(new, schema, place)
         for pattern in schema.get("patternProperties", {}):
             at = within(within(place, "patternProperties"), pattern)
             check_pattern(pattern, at)
@@ -162,29 +167,27 @@ class _Document:
         check_values(new, place)
         return new
 
-    def _keyword(
-        self, new: dict[str, Any], schema: dict[str, Any], keyword: str, place: str
-    ) -> None:
-        value = schema[keyword]
-        if keyword in COUNTS:
-            new[keyword] = count(keyword, int(value), place)
-        elif keyword in KEPT:
-            new[keyword] = value
-        elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
-            several = [self._rewrite(each, within(place, i)) for i, each in enumerate(value)]
-            new["prefixItems" if keyword == "items" else keyword] = several
-        elif keyword == "oneOf":
-            self._one_of(new, schema, place)
-        elif keyword in {"patternProperties", "properties"}:
-            new[keyword] = {n: self._rewrite(each, within(place, n)) for n, each in value.items()}
-        elif keyword in {"additionalProperties", "items"}:
-            new[keyword] = self._rewrite(value, place)
-        elif keyword == "additionalItems" and isinstance(schema.get("items"), list):
-            new["items"] = self._rewrite(value, place)
-        elif keyword == "$ref":
-            new["$ref"] = self._refer(self._references.target(value, place), frozenset())
-        elif has_unsupported_effect(keyword, schema):
-            raise GrammarError("is not supported", place)
+    def _keywords(self, new: dict[str, Any], schema: dict[str, Any], place: str) -> None:
+        for keyword, value in schema.items():
+            at = within(place, keyword)
+            if keyword in COUNTS:
+                new[keyword] = count(keyword, int(value), at)
+            elif keyword in KEPT:
+                new[keyword] = value
+            elif keyword == "$ref":
+                new[keyword] = self._refer(self._references.target(value, at), frozenset())
+            elif keyword == "oneOf":
+                self._one_of(new, schema, at)
+            elif keyword in _REWRITTEN:
+                new |= each_below({keyword: value}, self._rewrite, place)
+            elif has_unsupported_effect(keyword, schema):
+                raise GrammarError("is not supported", at)
+        if isinstance(new.get("items"), list):
+            new["prefixItems"] = new.pop("items")
+            if "additionalItems" in schema:
+                new["items"] = self._rewrite(
+                    schema["additionalItems"], within(place, "additionalItems")
+                )
 
     def _hold_names(self, new: dict[str, Any], names: Any, place: str) -> None:
         target = self._references.resolved(names, place)
