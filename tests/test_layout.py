@@ -183,8 +183,8 @@ def trie_faults(module: str, source: str) -> list[str]:
     fields = [
         part
         for node in ast.walk(ast.parse(source))
-        for part in _written(node)
-        if isinstance(part, ast.Attribute) and part.attr in FIELDS
+        for part in _attributes(node)
+        if part.attr in FIELDS
     ]
     return [
         f"{module}:{part.lineno}: only the trie writes a node's {part.attr}"
@@ -204,6 +204,8 @@ def device_faults(module: str, source: str) -> list[str]:
             named = isinstance(node, ast.Constant) and node.value in DEVICES
             if named or (isinstance(node, ast.Attribute) and node.attr in OF_DEVICES):
                 faults.append(f"{module}: {ast.unparse(node)}: only backends name a device")
+    if any(part.attr == "__class__" for node in ast.walk(tree) for part in _attributes(node)):
+        faults.append(f"{module}: only Backend.prepare changes a layer's class")
     package = module.split("/")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -215,6 +217,11 @@ def device_faults(module: str, source: str) -> list[str]:
                 if not _may_have(module, source_of, alias.name)
             ]
     return faults
+
+
+def _attributes(node: ast.AST) -> list[ast.Attribute]:
+    """List the attributes that a piece of code writes."""
+    return [part for part in _written(node) if isinstance(part, ast.Attribute)]
 
 
 def _may_have(module: str, source: str, name: str) -> bool:
@@ -375,6 +382,7 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
         ("models/kv/spans.py", "mx.metal.start_capture(path)"),
         ("models/load/loader.py", "mx.default_device()"),
         ("models/sampling.py", "mx.fast.metal_kernel(source)"),
+        ("models/runner.py", "layer.__class__ = Faster"),
         ("models/sampling.py", "from .backends.cuda import CUDA"),
         ("models/kv/spans.py", "from ..attention.split_kernel import attend"),
         ("models/kv/spans.py", "from ..backends import device_name"),
