@@ -1,6 +1,6 @@
 """Tries out if a loaded model gives a sequence in a batch what it gives the sequence alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from ..backends.output_rows import OutputRows
 from ..errors import NotBatchableError
 from ..kv.batch_cache import BatchCache
 from ..kv.placement import Placement
-from ..kv.sequence_cache import SequenceCache
 from ..planned_for import Rules
 from ..planner import plan_decode
 from .faults import explain
@@ -202,22 +201,11 @@ def _together(trials: Trials, backend: Backend, trial: Trial, mask_axes: int) ->
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:
-        logits.append(decoded(trials.model, placement, caches, rules, tokens))
+        (call,) = plan_decode(caches, placement, rules).calls
+        placement.apply(call.moves, {each.number: each for each in caches})
+        logits.append(placement.step(trials.model, call, mx.array(tokens)))
         for each in caches:
             each.advanced(1)
     together = mx.stack(logits)
     mx.eval(together)
     return Outcome(together, states_of(caches, placement=placement))
-
-
-def decoded(
-    model: Any,
-    placement: Placement,
-    caches: Sequence[SequenceCache],
-    rules: Rules,
-    tokens: Sequence[int],
-) -> mx.array:
-    """Give sequences a token each, as rows of a batch; `[rows, V]`, not yet evaluated."""
-    (call,) = plan_decode(caches, placement, rules).calls
-    placement.apply(call.moves, {each.number: each for each in caches})
-    return placement.step(model, call, mx.array(list(tokens)))

@@ -89,18 +89,8 @@ class Difference(NamedTuple):
         return all(differs <= allowed(own) for differs, own in pairs)
 
 
-class _Prefix(NamedTuple):
-    """Computed tokens that sequences begin with.
-
-    Attributes:
-        offset: number of tokens.
-        spans: their state in layers that keep all.
-        checkpoint: their state in other layers, if there are any.
-    """
-
-    offset: int
-    spans: Sequence[PackedSpan]
-    checkpoint: PackedCheckpoint | None
+_Prefix = tuple[int, Sequence[PackedSpan], PackedCheckpoint | None]
+"""Computed tokens that sequences begin with; see `CacheLayout.open`."""
 
 
 class Trials:
@@ -182,7 +172,7 @@ class Trials:
                     "serve such a model"
                 )
             checkpoint = cache.capture() if self.layout.has_checkpoints else None
-            self._prefixes[tokens] = _Prefix(cache.offset, cache.take_packed(), checkpoint)
+            self._prefixes[tokens] = cache.offset, cache.take_packed(), checkpoint
         return self._prefixes[tokens]
 
 
