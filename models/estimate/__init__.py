@@ -1,1 +1,1 @@
-"""What a model would take in memory, from its files alone: no weights are read, and no MLX."""
+"""Memory that a model would take, from its files alone: no weights are read, and no MLX."""

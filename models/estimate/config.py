@@ -93,7 +93,7 @@ class ModelConfig:
         return value if isinstance(value, dict) else {}
 
     def has(self, key: str) -> bool:
-        """Whether an entry is there, and true."""
+        """True if an entry is there, and true."""
         return bool(self._entries.get(key))
 
 

@@ -1,4 +1,4 @@
-"""What is known of a model without loading it."""
+"""Facts about a model that is not loaded."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,7 @@ _SCALE_AND_BIAS = 2  # numbers that a group of quantised ones shares
 
 
 class ModelFacts(NamedTuple):
-    """What memory depends on.
-
-    Attributes:
-        config: the model's.
-        weights: its weights.
-    """
+    """The configuration and the weights, on which memory depends."""
 
     config: ModelConfig
     weights: Weights

@@ -1,4 +1,4 @@
-"""What each layer of an architecture keeps of the tokens it has seen.
+"""The state that each layer of an architecture keeps of the tokens it has seen.
 
 An architecture that is not listed is taken for one whose layers all keep keys and values of all
 tokens. The classes of `mlx_lm.models` are the source; tests hold the figures to what is measured.
@@ -16,7 +16,7 @@ _Kinds = Callable[[ModelConfig, int], Sequence[str]]
 
 
 class Recurrent(NamedTuple):
-    """What a recurrent layer keeps, however many tokens it has seen.
+    """The state of a recurrent layer, however many tokens it has seen.
 
     Attributes:
         inputs: numbers of the newest tokens, for its convolution.
@@ -109,7 +109,7 @@ def _all(kind: str) -> _Kinds:
 
 
 def _where(whole: Callable[[ModelConfig, int, int], bool], others: str = "recurrent") -> _Kinds:
-    """Have some layers keep all tokens.
+    """Tell layers that keep all tokens from others.
 
     Args:
         whole: says it of a layer by its index and the count of all.
@@ -121,7 +121,7 @@ def _where(whole: Callable[[ModelConfig, int, int], bool], others: str = "recurr
 
 
 def _every(period: int, others: str, *keys: str) -> _Kinds:
-    """Have the last layer of each period keep all tokens.
+    """The last layer of each period keeps all tokens.
 
     Args:
         period: where the configuration does not say it.

@@ -1,4 +1,4 @@
-"""What a model's weights take in memory, from the headers of its safetensors files.
+"""Memory of a model's weights, from the headers of its safetensors files.
 
 A file begins with the length of its header, eight bytes, and the header: JSON that names each
 tensor's type, shape and place. https://huggingface.co/docs/safetensors describes it.

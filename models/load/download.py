@@ -86,8 +86,6 @@ def _without_network(name: str, reason: Exception) -> Path:
 
 
 class _Download:
-    """One download of what is missing of a repo."""
-
     def __init__(
         self, name: str, listing: Listing, missing: Sequence[RemoteFile], watch: Watch
     ) -> None:
@@ -140,7 +138,6 @@ class _Download:
             self._watch.stop.wait(_OFTEN)
 
     def _work(self, files: deque[RemoteFile]) -> None:
-        """Fetch one file after the other."""
         while not self._ended.is_set():
             try:
                 file = files.popleft()
@@ -153,7 +150,6 @@ class _Download:
                 return
 
     def _beside(self, file: RemoteFile) -> Path:
-        """Name what has come of a file."""
         return self._folder / f"{file.sha256}.partial"
 
     def _require_space(self) -> None:

@@ -1,4 +1,4 @@
-"""What Hugging Face has of a model, what is here of it, and errors in words."""
+"""Files of a model that Hugging Face has, those that are here, and errors in words."""
 
 import errno
 import re
@@ -22,7 +22,7 @@ from ..errors import DownloadError
 
 _WEIGHTS = "model*.safetensors"
 FILES = ("*.json", _WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jinja")
-"""What umbel takes of a repo. No *.py: it never runs code that comes with a model."""
+"""Files of a repo that umbel takes. No *.py: it never runs code that comes with a model."""
 
 _REPO = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w.-]+(?:/[\w.-]+)*))?")
 _ASK = 10.0  # seconds for an answer about a repo
@@ -44,12 +44,12 @@ class RemoteFile(NamedTuple):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether it can be fetched from any byte on, and checked."""
+        """True if it can be fetched from any byte on, and checked."""
         return bool(self.sha256) and self.size <= _MOST_PER_FILE
 
 
 class Listing(NamedTuple):
-    """What a repo has, at one revision."""
+    """Files of a repo at one revision."""
 
     commit: str
     files: Sequence[RemoteFile]
@@ -63,7 +63,7 @@ class _Silent(tqdm):
 
 
 def is_repo(name: str) -> bool:
-    """Whether a name has the form of a repo's: `org/name`, or `org/name@revision`."""
+    """True if a name has the form of a repo's: `org/name`, or `org/name@revision`."""
     return _REPO.fullmatch(name) is not None
 
 
@@ -92,7 +92,7 @@ def list_files(name: str) -> Listing:
 
 
 def is_here(name: str, file: RemoteFile, commit: str) -> bool:
-    """Whether a file is in the cache."""
+    """True if a file is in the cache."""
     repo, _ = repo_of(name)
     return isinstance(try_to_load_from_cache(repo, file.name, revision=commit), str)
 
@@ -118,7 +118,7 @@ def _folder(name: str) -> str:
 
 
 def link(name: str, files: Sequence[str]) -> Path:
-    """Have these files in the folder of the repo's files; fetch what is not in the cache yet.
+    """Link these files into the folder of the repo's files; fetch those that are not cached yet.
 
     Raises:
         Exception: whatever the library raises.
@@ -143,14 +143,14 @@ def cached(name: str) -> Path:
 
 
 def is_offline(error: Exception) -> bool:
-    """Whether an error means that the hub was not reached, and not what it answered."""
+    """True if an error means that the hub was not reached, and not what it answered."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500  # noqa: PLR2004  (the server's own faults)
     return isinstance(error, OfflineModeIsEnabled) or _is_transport(error)
 
 
 def _is_transport(error: Exception) -> bool:
-    """Whether the HTTP client raised it: which client that is depends on the library's version."""
+    """True if the HTTP client raised it: which client that is depends on the library's version."""
     return any(base.__name__ in ("TransportError", "ConnectionError") for base in type(error).mro())
 
 

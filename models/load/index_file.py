@@ -73,11 +73,11 @@ class IndexFile(NamedTuple):
         return self.member.rpartition("/")[2]
 
     def has_size(self, path: Path) -> bool:
-        """Whether there is a file of the right size."""
+        """True if there is a file of the right size."""
         return path.is_file() and path.stat().st_size == self.nbytes
 
     def is_at(self, path: Path) -> bool:
-        """Whether there is a file of the right content, which is read to see that."""
+        """True if there is a file of the right content, which is read to see that."""
         try:
             if not self.has_size(path):
                 return False
@@ -163,7 +163,6 @@ def _end_early(
 
 
 def _start_pip(file: IndexFile, scratch: Path, target: Path) -> subprocess.Popen[str]:
-    """Have pip put the wheel into the folder `target`."""
     wanted = scratch / "wanted.txt"
     wanted.write_text(f"{file.requirement} --hash=sha256:{file.wheel_sha256}\n")
     command = [sys.executable, "-c", _PIP, "download", *_OPTIONS]

@@ -23,7 +23,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class Watch:
-    """Who looks at a download, from any thread.
+    """An observer of a download, from any thread.
 
     Attributes:
         report: told how far it is, a few times a second while bytes arrive.

@@ -1,4 +1,4 @@
-"""What a chat template can do, found by rendering what none has seen."""
+"""Abilities of a chat template, found by rendering conversations that none has seen."""
 
 import json
 import re
@@ -21,7 +21,7 @@ Render = Callable[..., str]
 
 
 class Abilities(NamedTuple):
-    """What a template can do.
+    """Abilities of a template.
 
     Attributes:
         tools: it tells the model of tools, and writes calls that mlx-lm can read.
@@ -133,7 +133,7 @@ class Probe:
         )
 
     def shows_content(self) -> bool:
-        """Whether a prompt depends on a user's words, or the template refuses to write them."""
+        """True if a prompt depends on a user's words, or the template refuses to write them."""
         one, other = (self._text([_says("user", words)]) for words in ("umbel_a", "umbel_b"))
         return one is None or one != other
 
@@ -144,7 +144,7 @@ class Probe:
             return None
 
     def _shows(self, *roles: str) -> bool:
-        """Whether the contents of messages come out, in their order."""
+        """True if the contents of messages come out, in their order."""
         contents = [f"umbel_{number}" for number in range(len(roles))]
         text = self._text(list(map(_says, roles, contents))) or ""
         places = [text.find(content) for content in contents]
@@ -155,7 +155,7 @@ class Probe:
         return _TOOL.name in text and "umbel_key" in text
 
     def _call(self, call_id: str = _CALL.id, *, as_text: bool) -> str:
-        """What the template writes for a call, if mlx-lm reads that call from it."""
+        """Render a call; return its text if mlx-lm reads that call from it, else nothing."""
         form = self._form.tools
         if form is None:
             return ""
@@ -171,14 +171,14 @@ class Probe:
         return form.start + body + form.end if same and read.name == _CALL.name else ""
 
     def _writes_several(self, asks: dict[str, Any]) -> bool:
-        """Whether a second call of a message is written; so it is if even one is refused."""
+        """True if a second call of a message is written; so it is if even one is refused."""
         (one,) = asks["tool_calls"]
         other = one | {"function": one["function"] | {"name": "umbel_other_tool"}}
         text = self._text(_turn(asks | {"tool_calls": [one, other]}), tools=_TOLD)
         return text is None or _CALL.name not in text or "umbel_other_tool" in text
 
     def _takes_both(self, asks: dict[str, Any], key: str) -> bool:
-        """Whether content and thoughts are not refused together, beside a call."""
+        """True if content and thoughts are not refused together, beside a call."""
         thinks = asks | {key: "umbel_d"}
         both = self._text(_turn(thinks | {"content": "umbel_c"}), tools=_TOLD)
         return both is not None or self._text(_turn(thinks), tools=_TOLD) is None
@@ -201,18 +201,15 @@ def _says(role: str, content: str) -> dict[str, Any]:
 
 
 def _asks(call_id: str = _CALL.id, *, as_text: bool) -> dict[str, Any]:
-    """Write a message with a call, as the template takes it."""
     return _says("assistant", "") | {"tool_calls": [native_call(_CALL, call_id, as_text=as_text)]}
 
 
 def _turn(asks: dict[str, Any], call_id: str = _CALL.id) -> list[dict[str, Any]]:
-    """Write a conversation with a call and its result."""
     answer = _says("tool", "umbel_b") | {"tool_call_id": call_id, "name": _CALL.name}
     return [_says("user", "umbel_a"), asks, answer]
 
 
 def _last_body(text: str, form: ToolFormat) -> str:
-    """What stands between the last start marker and its end."""
     rest = text.rpartition(form.start)[2]
     if form.end:
         return rest.partition(form.end)[0]

@@ -1,4 +1,4 @@
-"""What was generated, remembered until a client sends it back, within a budget of bytes."""
+"""Generated answers, remembered until a client sends them back, within a budget of bytes."""
 
 import hashlib
 import re
@@ -19,13 +19,13 @@ _Key = tuple[str, str]
 
 
 class Answer(NamedTuple):
-    """What was generated, and what of it a client can send back.
+    """A generated answer, and the parts of it that a client can send back.
 
     Attributes:
         tokens: all of it, without the token that ended it, and without markup before it that the
             template writes.
         opening: what the end of its prompt wrote of the model's thoughts.
-        thought: whether it has thoughts.
+        thought: it has thoughts.
         reasoning: their text.
         tail: the tokens behind its thoughts; encoded anew if one of them is part of both.
         content: its text.
@@ -94,7 +94,7 @@ class AnswerStore:
 
 
 class Lineage:
-    """What a client repeats of the messages before an answer; it may leave out thoughts."""
+    """The messages before an answer as far as a client repeats them: thoughts may be left out."""
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._digest = hashlib.sha256()

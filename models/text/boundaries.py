@@ -79,12 +79,11 @@ def _next_turns(conversation: Conversation) -> list[Conversation]:
 
 
 def _leading(messages: Sequence[Message]) -> int:
-    """How many system messages stand at the beginning."""
     return next((i for i, m in enumerate(messages) if m.role != "system"), 0)
 
 
 def _is_known(conversation: Conversation, hint: CacheHint) -> bool:
-    """Whether a hint stands at the end of the prompt, or at that of what all prompts share."""
+    """True if a hint stands at the end of the prompt, or at that of what all prompts share."""
     messages, leading = conversation.messages, _leading(conversation.messages)
     if hint.message is None:
         return leading == 0 and hint.end >= len(conversation.tools)
@@ -93,7 +92,6 @@ def _is_known(conversation: Conversation, hint: CacheHint) -> bool:
 
 
 def _is_inside(conversation: Conversation, hint: CacheHint) -> bool:
-    """True if text of its message follows a hint."""
     index = hint.message
     return index is not None and bool(conversation.messages[index].content[hint.end :].strip())
 

@@ -66,7 +66,6 @@ def add_calls(lark: Lark, calls: ToolCalls, content: str | None = None) -> None:
 
 
 def _arguments(lark: Lark, calls: ToolCalls) -> Iterator[tuple[Tool, Any]]:
-    """Each tool with the schema that its arguments must match, rewritten."""
     for tool in calls.tools:
         arguments: Any = {"type": "object"}
         if calls.forced or tool.strict:
@@ -78,7 +77,6 @@ def _arguments(lark: Lark, calls: ToolCalls) -> Iterator[tuple[Tool, Any]]:
 
 
 def _named(lark: Lark, calls: ToolCalls) -> dict[str, Any]:
-    """Describe a call as a JSON object with a name and arguments."""
     options = [
         {
             "type": "object",

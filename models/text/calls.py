@@ -21,7 +21,7 @@ _WORD = re.compile(r'"(?:[^"\\]|\\.)*+"|NaN|Infinity')
 
 
 class _Quirks(NamedTuple):
-    """What must be seen to before one of mlx-lm's parsers reads a text.
+    """Checks before one of mlx-lm's parsers reads a text.
 
     The parsers pass over a call that they cannot read, or an argument, in silence. And where tags
     are not closed, their patterns take time quadratic in the text: seconds for 16 KB.
@@ -58,6 +58,7 @@ _QUIRKS = {
     "qwen3_coder": _Quirks("<function=", _tags("function=", "parameter=")),
 }
 _NONE = _Quirks()
+_GUESSES = "glm47"  # its parser may make a call without arguments of what is none
 
 
 class Call(NamedTuple):
@@ -73,7 +74,7 @@ class Call(NamedTuple):
 
 
 class MalformedCallError(ValueError):
-    """What stands between the markers is no call."""
+    """The text between the markers is no call."""
 
 
 def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> Sequence[Call]:
@@ -128,7 +129,7 @@ def _check_shape(body: str, form: ToolFormat, quirks: _Quirks) -> None:
         depths = list(accumulate(1 if brace == "{" else -1 for brace in braces))
         if depths and (depths[-1] != 0 or min(depths) < 0):
             raise MalformedCallError("a brace that is not closed")
-    if form.guesses and quirks.tags[0][0] not in body and len(body) > _MOST_WORDS:
+    if form.name == _GUESSES and quirks.tags[0][0] not in body and len(body) > _MOST_WORDS:
         raise MalformedCallError("words that are no call")
 
 
@@ -144,14 +145,16 @@ def _own_call(parsed: Any) -> Call:
 
 
 def _is_guess(call: Call, form: ToolFormat) -> bool:
-    """Whether a parser may have made a call of plain words."""
+    """True if a parser may have made a call of plain words."""
     if _NAME.fullmatch(call.name) is None:
         return True
-    return form.guesses and (call.arguments == "{}" or call.arguments.startswith('{"raw": '))
+    return form.name == _GUESSES and (
+        call.arguments == "{}" or call.arguments.startswith('{"raw": ')
+    )
 
 
 def _passed_over(body: str, calls: int) -> bool:
-    """Whether there is more in a list of Python calls than calls with named arguments."""
+    """True if there is more in a list of Python calls than calls with named arguments."""
     try:
         tree = ast.parse(body.strip(), mode="eval").body
     except (SyntaxError, ValueError):  # mlx-lm has searched it for what looks like a call
@@ -170,7 +173,6 @@ def _dump(value: Any) -> str:
 
 
 def _finite(word: re.Match[str]) -> str:
-    """Write a number that no float holds: JSON has them, and Python's encoder writes none."""
     if word[0] == "NaN":
         raise MalformedCallError("NaN is no JSON")
     return "1e999" if word[0] == "Infinity" else word[0]

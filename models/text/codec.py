@@ -33,7 +33,7 @@ class Tokenizer(Wrapper, Protocol):
 
 
 class TokenText(NamedTuple):
-    """What one token writes.
+    """The text of one token.
 
     Attributes:
         text: with U+FFFD for bytes that are no UTF-8 on their own; a special token's name.
@@ -149,7 +149,7 @@ class TextCodec:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model can be talked to in messages."""
+        """True if the model can be talked to in messages."""
         return bool(self._wrapper.has_chat_template)
 
     def render_chat(
@@ -235,14 +235,13 @@ class TextCodec:
 
     @cached_property
     def _behind(self) -> Any:
-        """Encodes texts that go on from others."""
         if self.encodes_apart:
             return self._fast
         return FastTokenizer.from_str(self.to_json(without_prefix=True))
 
     @cached_property
     def encodes_apart(self) -> bool:
-        """Whether a text's tokens write that text wherever they stand.
+        """True if a text's tokens write that text wherever they stand.
 
         Not where the tokenizer writes a blank before each text that it is given.
         """

@@ -85,7 +85,7 @@ class CacheHint(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """What a chat template renders: at least one message, and the tools.
+    """Input of a chat template: at least one message, and the tools.
 
     Attributes:
         options: what else the template takes, as `enable_thinking` or `reasoning_effort`.

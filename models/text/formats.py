@@ -22,7 +22,7 @@ ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 
 
 class ReasoningFormat(NamedTuple):
-    """What stands before and after a model's thoughts.
+    """Markers before and after a model's thoughts.
 
     Attributes:
         then: follows the end and is no part of the answer.
@@ -34,7 +34,7 @@ class ReasoningFormat(NamedTuple):
 
 
 class ToolFormat(NamedTuple):
-    """What stands before and after a call.
+    """Markers before and after a call.
 
     Attributes:
         start: never empty.
@@ -50,20 +50,15 @@ class ToolFormat(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What mlx-lm calls the form; `generic` for our own."""
+        """The form's name in mlx-lm; `generic` for our own."""
         if self.parse is None:
             return "generic"
         return str(getattr(self.parse, "__module__", "")).rpartition(".")[2]
 
     @property
     def only_json(self) -> bool:
-        """Whether what stands between the markers is JSON or no call at all."""
+        """True if what stands between the markers is JSON or no call at all."""
         return self.name in ("generic", "json_tools", "harmony")
-
-    @property
-    def guesses(self) -> bool:
-        """Whether the parser may make a call without arguments of what is none, as GLM's does."""
-        return self.name == "glm47"
 
 
 GENERIC = ToolFormat("<tool_call>", "</tool_call>")
@@ -95,7 +90,7 @@ class OutputFormat:
         structural: markup without a meaning.
         transitions: by state, the markers that end it, and to which they lead.
         initial: the state in which an answer begins, thinking aside.
-        headed: whether the state `HEADER` is one of harmony's, whose headers are read as a whole.
+        headed: the state `HEADER` is one of harmony's, whose headers are read as a whole.
     """
 
     reasoning: ReasoningFormat | None = None

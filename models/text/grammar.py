@@ -48,7 +48,7 @@ _WORDS = (
 
 
 def parse(tokenizer: Any, grammar: str) -> Any:
-    """Have llguidance compile a grammar; what it returns may be in error."""
+    """Compile a grammar with llguidance; the parser may be in error."""
     return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
 
 
@@ -99,7 +99,7 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end can follow."""
+        """True if nothing but the end can follow."""
         return bool(self._parser.is_stopped())
 
     def mask(self) -> Mask:

@@ -48,7 +48,7 @@ _PATIENCE = 2.0  # seconds
 
 
 class _Around(NamedTuple):
-    """What stands around the answer; see `GrammarCompiler.compile`."""
+    """Surroundings of the answer; see `GrammarCompiler.compile`."""
 
     reasoning: Reasoning | None
     header: str
@@ -198,7 +198,6 @@ def _key(scope: str, constraint: Constraint | ToolCalls, around: _Around) -> byt
 
 
 def _estimate(text: str) -> int:
-    """Estimate the bytes of a compiled grammar."""
     counted = {match.group(): int(match[1] or match[2]) for match in _COUNTED.finditer(text)}
     repeats = min(sum(counted.values()), _MOST_REPEATS)
     return _BYTES + len(text) * _BYTES_PER_CHARACTER + repeats * _BYTES_PER_REPEAT

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
-"""What may end a message; the last two end the answer."""
+"""Ends of a message; the last two end the answer."""
 
 TOKENS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *ENDS)
 """All markers; each is a token of its own."""
@@ -44,7 +44,7 @@ _HEADER = re.compile(  # its words, with one blank behind each
 
 
 class Header(NamedTuple):
-    """What stands before a message.
+    """The part before a message's text.
 
     Attributes:
         end: where it ends; where it would begin if there is none.
@@ -58,7 +58,7 @@ class Header(NamedTuple):
 
 
 def is_harmony(template: Any) -> bool:
-    """Whether a chat template writes conversations like this."""
+    """True if a chat template writes conversations like this."""
     markers = (_START, _CHANNEL, _MESSAGE)
     return isinstance(template, str) and all(marker in template for marker in markers)
 
@@ -89,7 +89,7 @@ def read_header(text: str, at: int) -> Header | None:
 
 
 def is_cut(text: str) -> bool:
-    """Whether a text is the beginning of a header, and of no call's."""
+    """True if a text is the beginning of a header, and of no call's."""
     words = text.strip()
     return bool(words) and any(whole.startswith(words) for whole in _WHOLE)
 

@@ -133,7 +133,7 @@ def whole_characters(text: bytes | bytearray) -> bytearray | None:
 
 
 def _is_escape(text: bytes | bytearray, backslash: int) -> bool:
-    """Whether a backslash is not itself escaped by the ones before it."""
+    """True if a backslash is not itself escaped by the ones before it."""
     first = backslash
     while first > 0 and text[first - 1] == _BACKSLASH:
         first -= 1

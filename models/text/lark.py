@@ -132,7 +132,7 @@ class Lark:
 
 
 def _escapes(pattern: str) -> bool:
-    """Whether the end of a pattern escapes what comes next."""
+    """True if the end of a pattern escapes what comes next."""
     return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 

@@ -90,7 +90,7 @@ class Narrowing:
         return new
 
     def is_free(self, value: Any) -> bool:
-        """Whether a JSON value has no tag in it, written as JSON."""
+        """True if a JSON value has no tag in it, written as JSON."""
         text = json.dumps(value, ensure_ascii=False)
         return not any(tag in text for tag in self._tags)
 
@@ -111,7 +111,6 @@ class Narrowing:
         new["additionalProperties"] = False
 
     def _reference(self, name: str) -> str:
-        """Refer to a definition that is narrowed once."""
         definitions, narrow = self._reader.definitions, f"narrow_{name}"
         if narrow not in definitions:
             schema = definitions.get(name, True)
@@ -133,13 +132,13 @@ def pattern_without(tags: Iterable[str]) -> str:
 
 
 def _begun(node: Mapping[str, Any]) -> str:
-    """What may follow a `<` where another one follows, or the end: part of a tag."""
+    """Match part of a tag behind its `<`, where another `<` follows, or the end."""
     parts = [re.escape(letter) + _begun(below) for letter, below in node.items() if below]
     return f"(?:{'|'.join(parts)})?" if parts else ""
 
 
 def _left(node: Mapping[str, Any]) -> str:
-    """What may follow a `<` up to the first letter with which it is no tag's beginning."""
+    """Match behind a `<` up to the first letter with which it is no tag's beginning."""
     letters = "".join(map(re.escape, node))
     parts = [re.escape(letter) + _left(below) for letter, below in node.items() if below]
     return f"(?:{'|'.join([f'[^<{letters}]', *parts])})"

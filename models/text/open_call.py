@@ -31,7 +31,6 @@ class StreamedArguments:
 
     Attributes:
         name: of the tool; None until it is whole and the arguments begin.
-        done: the arguments have ended.
     """
 
     def __init__(self, called: str = "") -> None:
@@ -42,7 +41,7 @@ class StreamedArguments:
 
     @property
     def done(self) -> bool:
-        """Whether the arguments have ended."""
+        """True if the arguments have ended."""
         return self._span.done
 
     def push(self, text: str) -> str:
@@ -64,11 +63,8 @@ class StreamedArguments:
 class OpenCall:
     """Collects a call. Where it is JSON, an end marker inside a string does not end it.
 
-    Args:
-        form: whose start marker has come.
-        begin: the character of the answer at which that marker begins.
-
     Attributes:
+        begin: the character of the answer at which its start marker begins.
         refused: it is no call.
         ended: all of it has come.
     """
@@ -108,18 +104,18 @@ class OpenCall:
 
     @property
     def body(self) -> str:
-        """What has come between the markers."""
+        """The text between the markers, as far as it has come."""
         text = "".join(self._parts)
         return text.removesuffix(self.form.end) if self._marked else text
 
     @property
     def is_json(self) -> bool:
-        """Whether a JSON value has come, whole."""
+        """True if a JSON value has come, whole."""
         return self._span.done
 
     @property
     def may_end(self) -> bool:
-        """Whether the call can be whole although its end marker has not come."""
+        """True if the call can be whole although its end marker has not come."""
         return not self.form.end or self._span.done
 
     @property
@@ -176,10 +172,6 @@ class WrittenCall:
     """A call whose arguments are coming, compared with earlier ones of its answer.
 
     Texts of JSON are equal here if they differ in blanks between their tokens only.
-
-    Args:
-        name: of the tool.
-        earlier: the calls before it, whole.
     """
 
     def __init__(self, name: str, earlier: Iterable["WrittenCall"]) -> None:

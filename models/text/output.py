@@ -44,8 +44,8 @@ class OutputParser:
         tools: those that the model was told of.
         tool_choice: `none` leaves calls in the text; with `one_call` the first is the last.
         in_reasoning: the prompt ends inside the model's thoughts.
-        guaranteed: a grammar sees to it that calls have the form of `tools.call_frame`: their
-            arguments are then passed on as they come.
+        guaranteed: a grammar sees to it that calls can be read: their arguments are then passed
+            on as they come.
         constrained: a grammar holds the content to something. Calls and thoughts then stand before
             it or nowhere.
 
@@ -89,7 +89,7 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to the model's thoughts, as far as is known."""
+        """True if what comes next belongs to the model's thoughts, as far as is known."""
         return self._state == REASONING
 
     def push(self, text: str) -> list[OutputEvent]:
@@ -159,7 +159,7 @@ class OutputParser:
         return self._form.edges(self._state, calls=calls)
 
     def _is_content(self) -> bool:
-        """Whether what comes next is content, and certainly no marker."""
+        """True if what comes next is content, and certainly no marker."""
         if self._state != NORMAL:
             return False
         rest = self._text[self._at :].lstrip(_BLANK)
@@ -299,7 +299,7 @@ class OutputParser:
             return []
 
     def _is_words(self, call: OpenCall) -> bool:
-        """Whether the marker was mere words, and a call or the thoughts' end came later."""
+        """True if the marker was mere words, and a call or the thoughts' end came later."""
         reasoning, body = self._form.reasoning, call.body
         if call.is_json:
             return False

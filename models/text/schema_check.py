@@ -1,4 +1,4 @@
-"""What a JSON schema must look like to be one, how large it may be, and what its keywords say.
+"""The form of a JSON schema, bounds on its size, and the meaning of its keywords.
 
 The metaschemas of drafts 4 to 2020-12 taken together: what any of them allows is no fault here.
 Annotations (`title`, `examples`, `deprecated` and the like) are not checked: they say nothing of a
@@ -55,7 +55,7 @@ _REFUSED = {
     "dependencies": "object", "dependentRequired": "object", "dependentSchemas": "object",
     "unevaluatedProperties": "object",
 }  # fmt: skip
-"""What is not supported, and the one type of value that it is about."""
+"""Keywords that are not supported, and the one type of value that each is about."""
 
 _WITHOUT_EFFECT: dict[str, list[Any]] = {
     **{keyword: [{}] for keyword in ("dependencies", "dependentRequired", "dependentSchemas")},
@@ -84,7 +84,7 @@ def types_of(schema: dict[str, Any]) -> list[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number; true and false are none."""
+    """True if a JSON value is a number; true and false are none."""
     if isinstance(value, float):
         return isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)
@@ -96,7 +96,7 @@ def effective(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_unsupported_effect(keyword: str, schema: dict[str, Any]) -> bool:
-    """Whether a keyword that is not supported changes which values are valid."""
+    """True if a keyword that is not supported changes which values are valid."""
     kind = _REFUSED.get(keyword)
     if kind is None or (kind and kind not in types_of(schema)):
         return False
@@ -154,7 +154,7 @@ def measure(schema: Any, place: str = "") -> int:
 
 
 class _Weight(NamedTuple):
-    """What becomes of a schema when all that applies to one value is merged.
+    """Size of a schema when all that applies to one value is merged.
 
     Attributes:
         names: properties; compiling an object takes their square.

@@ -53,7 +53,7 @@ class References:
         self._left_to_check = _MOST_CHECKED
 
     def is_reference(self, schema: Any) -> bool:
-        """Whether a schema is a reference and says nothing besides."""
+        """True if a schema is a reference and says nothing besides."""
         if not isinstance(schema, dict) or "$ref" not in schema:
             return False
         return self.stand_alone or schema.keys() & EFFECTIVE == {"$ref"}
@@ -77,7 +77,7 @@ class References:
         return True if self.has_other_base(schema) else schema
 
     def has_other_base(self, schema: Any) -> bool:
-        """Whether references in a schema mean something else than in the root."""
+        """True if references in a schema mean something else than in the root."""
         return schema is not self.root.schema and _is_resource(schema)
 
     def target(self, reference: str, place: str) -> Target:
@@ -140,7 +140,7 @@ def _step(found: Any, step: str) -> Any:
 
 
 class Known(NamedTuple):
-    """What holds for every value of a schema.
+    """Facts about every value of a schema.
 
     Attributes:
         types: it is of one of these; integers are numbers. None where it is not known.
@@ -156,7 +156,7 @@ class Known(NamedTuple):
 
     @property
     def is_object(self) -> bool:
-        """Whether every value is an object."""
+        """True if every value is an object."""
         return self.types == frozenset({"object"})
 
 
@@ -241,24 +241,16 @@ def _telling(one: Known, two: Known) -> list[str]:
     """The names that cannot have one value in both; none unless one has objects only."""
     if not one.is_object and not two.is_object:
         return []
-    return [n for n, held in one.tags.items() if n in two.tags and not held & two.tags[n]]
+    return [name for name in _shared(one, two) if not one.tags[name] & two.tags[name]]
 
 
 def _both(one: Known, two: Known) -> Known:
-    tags = {**one.tags, **two.tags}
-    tags |= {name: one.tags[name] & two.tags[name] for name in one.tags.keys() & two.tags.keys()}
     return Known(
-        _narrower(one.types, two.types),
-        _narrower(one.values, two.values),
+        _met(one.types, two.types),
+        _met(one.values, two.values),
         one.required | two.required,
-        tags,
+        {**one.tags, **two.tags, **{n: one.tags[n] & two.tags[n] for n in _shared(one, two)}},
     )
-
-
-def _narrower(one: frozenset[_T] | None, two: frozenset[_T] | None) -> frozenset[_T] | None:
-    if one is None or two is None:
-        return two if one is None else one
-    return one & two
 
 
 def _either(one: Known, two: Known) -> Known:
@@ -266,12 +258,21 @@ def _either(one: Known, two: Known) -> Known:
         None if one.types is None or two.types is None else one.types | two.types,
         None if one.values is None or two.values is None else one.values | two.values,
         one.required & two.required,
-        {name: one.tags[name] | two.tags[name] for name in one.tags.keys() & two.tags.keys()},
+        {name: one.tags[name] | two.tags[name] for name in _shared(one, two)},
     )
 
 
+def _met(one: frozenset[_T] | None, two: frozenset[_T] | None) -> frozenset[_T] | None:
+    if one is None or two is None:
+        return two if one is None else one
+    return one & two
+
+
+def _shared(one: Known, two: Known) -> list[str]:
+    return [name for name in one.tags if name in two.tags]
+
+
 def _named(schema: dict[str, Any]) -> Known:
-    """What `type` and `required` say."""
     types = None
     if "type" in schema:
         types = frozenset("number" if t == "integer" else t for t in types_of(schema))

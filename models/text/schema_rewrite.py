@@ -1,4 +1,4 @@
-"""What of a JSON schema an answer can be held to.
+"""JSON schemas as the grammar's compiler takes them.
 
 The grammar's own compiler passes over what it does not know, and differs from the standard in
 places. So a schema is rewritten for it: what it honours is kept, references lead straight to their
@@ -97,8 +97,6 @@ class SchemaReader:
 
 
 class _Document:
-    """One schema, and what its references refer to."""
-
     def __init__(self, reader: SchemaReader, schema: Any, place: str) -> None:
         self._reader = reader
         self._references = References(schema, place)

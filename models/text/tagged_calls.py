@@ -37,7 +37,7 @@ class Written(NamedTuple):
     Attributes:
         json: the schema of those that are JSON; None if there are none.
         text: the part of a schema that plain text must match; None if no value is plain text.
-        null: whether a text may be null.
+        null: a text may be null.
         barred: more that no text is, as terminals.
     """
 
@@ -120,7 +120,6 @@ def _parameters(tool: Tool, schema: Any) -> Iterator[tuple[str, Any, Any, bool]]
 def _text(
     lark: Lark, form: TaggedForm, narrowing: Narrowing, written: Written, schema: Mapping[str, Any]
 ) -> str:
-    """Write a value as plain text, and what stands behind it."""
     if values := _values_of(schema):
         if len(schema.keys() - {"type"}) > 1:
             raise UnwritableError("values that must match more")
@@ -148,7 +147,7 @@ def _text(
 
 
 def _is_plain(value: Any, form: TaggedForm, written: Written) -> bool:
-    """Whether a parser reads an option's text as that text."""
+    """True if a parser reads an option's text as that text."""
     if not isinstance(value, str) or (value.lower() == "null" and not written.null):
         return False
     if form.stripped and value != value.strip():

@@ -65,7 +65,7 @@ class ChatTemplate:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """What the template can do, found by rendering at the first use."""
+        """The template's abilities, found by rendering at the first use."""
         return Probe(self._write, self.form).abilities()
 
     @cached_property
@@ -99,7 +99,7 @@ class ChatTemplate:
         )
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """Whether an answer to a rendered prompt begins inside the model's thoughts."""
+        """True if an answer to a rendered prompt begins inside the model's thoughts."""
         reasoning = self.form.reasoning
         return reasoning is not None and prompt.rstrip().endswith(reasoning.start)
 
@@ -128,7 +128,6 @@ class ChatTemplate:
     # -- messages --------------------------------------------------------------------------
 
     def _dicts(self, conversation: Conversation, *, native: bool) -> _Dicts:
-        """Write the messages as this template takes them."""
         messages = conversation.messages
         if native or (self.abilities.tools and not conversation.tools):
             dicts = self._native(messages)
@@ -209,7 +208,6 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_definitions(dicts: _Dicts, tools: Sequence[Tool]) -> _Dicts:
-    """Put the definitions behind the last of the system messages at the beginning."""
     leading, others = _parted(dicts)
     *before, last = leading or [{"role": "system", "content": ""}]
     told = last | {"content": _joined([last["content"], generic.definitions(tools)])}

@@ -1,4 +1,4 @@
-"""What each token of a vocabulary writes, as bytes, and the text of an answer's tokens."""
+"""The bytes that each token of a vocabulary writes, and the text of an answer's tokens."""
 
 import codecs
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class TokenBytes:
-    """What each token of a vocabulary writes. Safe from any thread: nothing of it ever changes.
+    """The bytes of a vocabulary's tokens. Safe from any thread: nothing of it ever changes.
 
     What was read within a text is kept, for at most as many tokens as there are.
     """
@@ -89,7 +89,7 @@ class Detokenizer:
 
     @property
     def inside_character(self) -> bool:
-        """Whether the last token ended inside a character."""
+        """True if the last token ended inside a character."""
         return bool(self._utf8.getstate()[0])
 
     def push(self, token: int) -> str:

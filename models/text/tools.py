@@ -19,7 +19,7 @@ Results that follow each other stand in one message, in the order in which they 
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .conversation import Message, Tool, ToolCall
 
@@ -41,19 +41,6 @@ To call several, write one block for each. What they return comes back between <
 and </tool_response>. Call none where you can answer without."""
 
 
-class CallFrame(NamedTuple):
-    """What a call of the generic form writes around its arguments, a JSON object."""
-
-    before: str
-    after: str
-
-
-def call_frame(name: str) -> CallFrame:
-    """Say what a model must write to call a tool: the text that a grammar asks for."""
-    written = json.dumps(name, ensure_ascii=False)
-    return CallFrame(f'<tool_call>\n{{"name": {written}, "arguments": ', "}\n</tool_call>")
-
-
 def openai_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Write tools as OpenAI's chat completions do, which is how templates take them."""
     return [{"type": "function", "function": _function(tool)} for tool in tools]
@@ -67,9 +54,12 @@ def definitions(tools: Sequence[Tool]) -> str:
 
 def with_calls(content: str, calls: Iterable[ToolCall]) -> str:
     """Write an earlier answer's text and calls in the generic form."""
-    frames = ((call_frame(call.name), call.arguments) for call in calls)
-    blocks = [frame.before + (arguments or "{}") + frame.after for frame, arguments in frames]
-    return "\n".join([*([content] if content else []), *blocks])
+    blocks = [content] if content else []
+    for call in calls:
+        name = json.dumps(call.name, ensure_ascii=False)
+        body = f'{{"name": {name}, "arguments": {call.arguments or "{}"}}}'
+        blocks.append(f"<tool_call>\n{body}\n</tool_call>")
+    return "\n".join(blocks)
 
 
 def results(messages: Iterable[Message]) -> str:
