@@ -173,12 +173,10 @@ HARMONY = OutputFormat(
 
 def _paired_thoughts(names: Collection[str], source: str) -> ReasoningFormat | None:
     """Marks of thoughts that mlx-lm does not list, as `[THINK]` and `<seed:think>`."""
-    for found in map(_THINKS.fullmatch, sorted(names)):
-        if found and (end := f"{found[1]}/{found[2]}") in names:
-            return ReasoningFormat(found[0], end)
-    for found in _THINKS.finditer(source):
-        if (end := f"{found[1]}/{found[2]}") in source:
-            return ReasoningFormat(found[0], end)
+    for where in (" ".join(sorted(names)), source):
+        for found in _THINKS.finditer(where):
+            if (end := f"{found[1]}/{found[2]}") in where:
+                return ReasoningFormat(found[0], end)
     return None
 
 

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import GrammarError
-from .schema_check import types_of
+from .schema_check import each_below, types_of
 from .schema_rewrite import SchemaReader
 
 MOST = 10**18
 """The greatest number of either sign."""
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_MANY = ("anyOf", "allOf")
+_PARTS = frozenset({"$ref", "allOf", "anyOf"})
+_NEVER = frozenset({"oneOf", "patternProperties"})
 _DEEPEST = 100
 
 
@@ -57,58 +58,43 @@ class Narrowing:
         return narrowed
 
     def _narrowed(self, schema: dict[str, Any]) -> dict[str, Any]:
-        if "oneOf" in schema or "patternProperties" in schema:
+        parts = not _PARTS.isdisjoint(schema)  # which are narrowed, what stands beside them not
+        if _NEVER.intersection(schema) or (parts and schema.keys() - {*_PARTS, "type"}):
             raise UnwritableError("the schema cannot be narrowed")
         if "const" in schema or "enum" in schema:
             if not self.is_free(schema.get("const", schema.get("enum"))):
                 raise UnwritableError("a value has a tag in it")
             return schema
-        if schema.keys() & {"$ref", *_MANY}:
-            return self._parts(schema)
-        new, types = dict(schema), types_of(schema)
-        if "string" in types:
-            self._narrow_strings(new)
+        types, whole = [] if parts else types_of(schema), dict(schema)
+        if "array" in types:
+            whole.setdefault("items", True)
+        if "object" in types:
+            self._close(whole)
+        new = each_below(whole, lambda each, _: self.schema(each))
+        if "$ref" in new:
+            new["$ref"] = self._reference(new["$ref"].removeprefix("#/$defs/"))
+        if "string" in types and ("pattern" in new or "format" not in new):  # which has no `<`
+            pattern = {"pattern": self._pattern}
+            new |= {"allOf": [pattern]} if "pattern" in new else pattern
         if "integer" in types or "number" in types:
             if any(abs(new[key]) > MOST for key in BOUNDS if key in new):
                 raise UnwritableError("a bound is too large")
             new = {"minimum": -MOST, "maximum": MOST, **new}
-        if "array" in types:
-            listed = [self.schema(each) for each in new.get("prefixItems", [])]
-            new |= {"items": self.schema(new.get("items", True)), "prefixItems": listed}
-        if "object" in types:
-            self._narrow_objects(new)
         return new
 
-    def _parts(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Narrow what a schema is put together from; what stands beside that need not be."""
-        if schema.keys() - {"$ref", *_MANY, "type"}:
-            raise UnwritableError("the schema cannot be narrowed")
-        new = {key: value for key, value in schema.items() if key not in ("$ref", *_MANY)}
-        new |= {key: [self.schema(each) for each in schema[key]] for key in _MANY if key in schema}
-        if "$ref" in schema:
-            new["$ref"] = self._reference(schema["$ref"].removeprefix("#/$defs/"))
-        return new
+    def _close(self, new: dict[str, Any]) -> None:
+        """Leave an object its named properties only; one without has others."""
+        properties, other = new.get("properties", {}), new.get("additionalProperties", True)
+        if not self.is_free(list(properties)) or set(new.get("required", [])) - set(properties):
+            raise UnwritableError("a property has no name that can be written")
+        if not properties and other is not False:
+            new["patternProperties"] = {self._pattern: other}
+        new["additionalProperties"] = False
 
     def is_free(self, value: Any) -> bool:
         """True if a JSON value has no tag in it, written as JSON."""
         text = json.dumps(value, ensure_ascii=False)
         return not any(tag in text for tag in self._tags)
-
-    def _narrow_strings(self, new: dict[str, Any]) -> None:
-        if "pattern" in new:
-            new["allOf"] = [{"pattern": self._pattern}]
-        elif "format" not in new:  # no format has a `<`
-            new["pattern"] = self._pattern
-
-    def _narrow_objects(self, new: dict[str, Any]) -> None:
-        properties, other = new.get("properties", {}), new.get("additionalProperties", True)
-        if not self.is_free(list(properties)) or set(new.get("required", [])) - set(properties):
-            raise UnwritableError("a property has no name that can be written")
-        if properties:
-            new["properties"] = {name: self.schema(each) for name, each in properties.items()}
-        elif other is not False:
-            new["patternProperties"] = {self._pattern: self.schema(other)}
-        new["additionalProperties"] = False
 
     def _reference(self, name: str) -> str:
         definitions, narrow = self._reader.definitions, f"narrow_{name}"
