@@ -70,7 +70,9 @@ def encode_prompt(
     tokens: list[int] | None = None
     if same:
         try:
-            texts, put, dropped = _splice(codec, conversation, same, own, generation_prompt)
+            texts, put, dropped = _splice(
+                codec, conversation, same, own, generation_prompt=generation_prompt
+            )
         except _UnlikeError as error:
             misses += [Miss(i, str(error)) for i in same]
         else:
@@ -90,7 +92,8 @@ def _splice(
     conversation: Conversation,
     answers: Mapping[int, Answer],
     own: str,
-    generation_prompt: bool,  # noqa: FBT001
+    *,
+    generation_prompt: bool,
 ) -> tuple[list[str], list[Sequence[int]], list[Miss]]:
     """Put answers where the template puts placeholders.
 
@@ -118,7 +121,8 @@ def _splice(
         before, found, rest = rest.partition(f"umbel{mark}c{i}e")
         if not found:
             raise _UnlikeError("the template does not show it")
-        fit = _fit(codec.template.form.reasoning, answer, *before.partition(f"umbel{mark}r{i}e"))
+        plain, shown, _ = before.partition(f"umbel{mark}r{i}e")
+        fit = _fit(codec.template.form.reasoning, answer, plain, thoughts=bool(shown))
         at = own.find(fit.head, seen)
         if at < 0 or (at and not texts):
             raise _UnlikeError("the template writes what is around it in another way")
@@ -148,9 +152,9 @@ class _Fit(NamedTuple):
     reason: str = ""
 
 
-def _fit(reasoning: ReasoningFormat | None, answer: Answer, plain: str, shown: str, _: str) -> _Fit:
+def _fit(reasoning: ReasoningFormat | None, answer: Answer, plain: str, *, thoughts: bool) -> _Fit:
     head = plain.removesuffix(opening_of(reasoning, plain))
-    if answer.thought and shown:
+    if answer.thought and thoughts:
         return _Fit(head, head + answer.opening, answer.tokens)
     if answer.thought:
         return _Fit(head, plain, answer.tail, "the template drops earlier thoughts")
