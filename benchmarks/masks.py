@@ -26,7 +26,6 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
@@ -203,7 +202,7 @@ def _decode(runner: ModelRunner, rows: int, grammar: Grammar | None) -> list[flo
     engine = Engine(
         runner,
         KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-        MemoryPlanner(Governor(cache), runner),
+        MemoryPlanner(cache.governor, runner),
         queue,
         publish,
         eos_ids=frozenset(),

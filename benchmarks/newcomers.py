@@ -27,7 +27,6 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
@@ -65,7 +64,7 @@ class Driver:
         self.engine = Engine(
             runner,
             KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-            MemoryPlanner(Governor(cache), runner),
+            MemoryPlanner(cache.governor, runner),
             self._queue,
             self._publish,
             eos_ids=frozenset(),

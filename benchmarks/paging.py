@@ -22,7 +22,6 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 
 from umbel.cachestore.disk.tier import DiskTier
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging.pager import Pager
@@ -73,7 +72,7 @@ class Way:
         self._cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=BUDGET)
         self._tier = DiskTier(folder, fingerprint="model", queue_bytes=BUDGET // 16)
         self._cache.pool.resize(Size(BUDGET, 1 << 30))
-        governor = Governor(self._cache)
+        governor = self._cache.governor
         self._pager = Pager(
             self._cache,
             self._tier,

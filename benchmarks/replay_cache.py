@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pretended import Pretended
 from replay_traces import Request
 
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import Extent, Tokens, TrieNode
 from umbel.cachestore.prefix_cache import Lease, PrefixCache
@@ -38,7 +37,7 @@ class Replay:
         self.cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
         # The governor keeps a sixteenth of its own budget free.
         self.cache.pool.resize(Size(budget * 16 // 15, 1 << 62))
-        self._governor = Governor(self.cache)
+        self._governor = self.cache.governor
         self._disk = disk
         self._records = 0
 
@@ -48,7 +47,7 @@ class Replay:
             self._page_in(prompt)
         lease = self.cache.begin(NAMESPACE, prompt)
         if not self._governor.make_room(Size(lease.left, 1)):
-            self.cache.evictor.evict(0)
+            self.cache.governor.evict(0)
             self.over += 1
         lease.publish(prompt, Pretended(lease.left))
         if self._disk:

@@ -17,30 +17,23 @@ _ALWAYS = 256
 
 def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
     """Join a path's end so that it is a few segments; copy at most `longest` tokens."""
-    segments = _segments(_movable(node))
+    segments = _segments(node)
     highest = _highest(segments, longest)
-    if highest < len(segments) - 1:
-        trie.join([part for segment in segments[highest:] for part in segment])
+    if highest:
+        trie.join([part for segment in segments[highest::-1] for part in segment])
     _merge(trie, node, longest)
 
 
-def _movable(node: TrieNode) -> list[TrieNode]:
-    """End of a path whose state may move, parents first. State that is being written moves too."""
-    path = []
+def _segments(node: TrieNode) -> list[list[TrieNode]]:
+    """Segments of a path's end whose state may move, deepest first; it may be being written."""
+    segments: list[list[TrieNode]] = []
     for part in reversed(node.path()):
         if part.ref_count or part.span is None:
             break
-        path.append(part)
-    return path[::-1]
-
-
-def _segments(path: list[TrieNode]) -> list[list[TrieNode]]:
-    segments: list[list[TrieNode]] = []
-    for node in path:
-        if segments and _adjoin(segments[-1][-1], node):
-            segments[-1].append(node)
+        if segments and _adjoin(part, segments[-1][0]):
+            segments[-1].insert(0, part)
         else:
-            segments.append([node])
+            segments.append([part])
     return segments
 
 
@@ -52,16 +45,15 @@ def _adjoin(node: TrieNode, child: TrieNode) -> bool:
 
 
 def _highest(segments: list[list[TrieNode]], longest: int) -> int:
-    """First segment to join with all below it: the highest that is not much longer than they are.
+    """Last segment to join with all before it: the highest that is not much longer than they are.
 
     A segment's storage may hold other paths' spans, which are copied too and then lie in a shorter
     one. Otherwise two paths would take their common part from one another again and again.
     """
-    highest = len(segments) - 1
-    joined = copied = 0
-    for number in reversed(range(len(segments))):
-        below, stored = joined, _stored(segments[number])
-        joined += sum(len(node.tokens) for node in segments[number])
+    highest = joined = copied = 0
+    for number, segment in enumerate(segments):
+        below, stored = joined, _stored(segment)
+        joined += sum(len(node.tokens) for node in segment)
         copied += stored
         if copied > longest:
             break

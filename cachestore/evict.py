@@ -8,23 +8,47 @@ is being written to disk is never evicted. Beyond that:
 - a checkpoint where paths part, or the first one on its path, ages with all that is below it: a
   new conversation would resume there, however long ago the last one did.
 
-`governor.stages` says how much each tenant keeps.
+`stages` says how much each tenant keeps.
 """
 
 import heapq
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, count
+from itertools import count
 from typing import NamedTuple
 
-from .governor import MemoryPool, Share, stages
 from .ledger import NOTHING, Size
 from .node import TrieNode, size_in_memory
 from .spans import size_of
 from .trie import RadixTrie
-from .tries import Namespace, Tries
+from .tries import Tries
 
 _PAYS_FOR = 64  # nodes visited by a pass for each node evicted, at most: this bounds the passes
+
+
+class Share(NamedTuple):
+    """Of memory or of the disk: bytes that a tenant keeps, and over which it goes first."""
+
+    floor: int
+    most: int | None
+
+
+def stages(shares: Mapping[str, Share], room: int) -> list[dict[str, int]]:
+    """Bytes that tenants keep in each stage of eviction; a tenant that is not named loses nothing.
+
+    First go tenants above their ceiling; then state above the floors; then, as a running request
+    needs room more than one that may come, the floors. Floors that exceed `room` together are
+    scaled down to it.
+    """
+    wanted = sum(share.floor for share in shares.values())
+    scale = min(1.0, max(0, room) / wanted) if wanted else 0.0
+    floors = {tenant: int(share.floor * scale) for tenant, share in shares.items()}
+    most = {
+        tenant: max(share.most, floors[tenant])
+        for tenant, share in shares.items()
+        if share.most is not None
+    }
+    last = [dict.fromkeys(floors, 0)] if any(floors.values()) else []
+    return [*([most] if most else []), floors, *last]
 
 
 class Victim(NamedTuple):
@@ -81,7 +105,7 @@ def victims(
             heapq.heappush(heap, _span_of(node, trie, next(serial)))
 
 
-def _persisted_victims(
+def persisted_victims(
     tries: Iterable[RadixTrie], wanted: Callable[[RadixTrie], bool]
 ) -> Iterator[tuple[RadixTrie, TrieNode]]:
     """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
@@ -158,106 +182,7 @@ def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
             yield node, newest[node] if shared else node.checkpoint_used
 
 
-class Evictor:
-    """Takes state from the tries of a model, and for it from others'. Belongs to the MLX thread."""
-
-    def __init__(self, tries: Tries, pool: MemoryPool) -> None:
-        self._tries = tries
-        self._pool = pool
-
-    def evict(self, budget: int, buffers: int = 1 << 62) -> None:
-        """Page out or forget the model's oldest state until what is left is within the limits.
-
-        State that leases retain stays, so that more may be left while they are open.
-        """
-        self._evict([self._tries], Size(budget, buffers))
-
-    def evict_from_all(self, limit: Size) -> None:
-        """Evict the oldest state of all models until what is stored is within `limit`."""
-        self._evict(self._pool.tries, limit)
-
-    def _evict(self, models: list[Tries], limit: Size) -> None:
-        if not _stored(models).within(limit):
-            self._evict_in_stages(models, limit)
-        for tries in models:
-            for trie in tries:
-                trie.spans.trim()
-            tries.drop_empty()
-
-    def _evict_in_stages(self, models: list[Tries], limit: Size) -> None:
-        owned: dict[str, list[RadixTrie]] = defaultdict(list)
-        owners = _owners(self._pool.tries)
-        for trie, tenant in owners.items():
-            owned[tenant].append(trie)
-        bounds = {tenant: self._pool.bounds(tenant) for tenant in owned}
-        shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
-        on_disk = any(tries.files.counts for tries in models)
-        floored = any(share.floor for share in shares.values())
-        for kept in stages(shares, limit.nbytes):
-
-            def excess(trie: RadixTrie, kept: Mapping[str, int] = kept) -> int:
-                tenant = owners[trie]
-                return _bytes_of(owned[tenant]) - kept[tenant] if tenant in kept else 0
-
-            is_last = floored and not any(kept.values())
-            for persisted in (True, False) if on_disk else (False,):
-                if _stored(models).within(limit):
-                    return
-                _evict_excess(models, limit, excess, persisted=persisted, sparing=is_last)
-
-    def forget_persisted(self, goal: int) -> int:
-        """Forget the oldest files of all models until `goal` bytes are left; return how many nodes.
-
-        State that is in memory too stays there.
-        """
-        forgotten, owners = 0, _owners(self._pool.tries)
-        bounds = {tenant: self._pool.bounds(tenant) for tenant in set(owners.values())}
-        shares = {tenant: Share(bound.floor, bound.disk) for tenant, bound in bounds.items()}
-        has_spans = {trie: tries.layout.spans for tries in self._pool.tries for trie in tries}
-        for kept in stages(shares, goal):
-
-            def wanted(trie: RadixTrie, kept: Mapping[str, int] = kept) -> bool:
-                tenant = owners[trie]
-                on_disk = sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
-                return tenant in kept and on_disk > kept[tenant]
-
-            if self._pool.stored_on_disk <= goal:
-                break
-            for trie, node in _persisted_victims(filter(wanted, owners), wanted):
-                if self._pool.stored_on_disk <= goal:
-                    break
-                _forget_files(trie, node, has_spans=has_spans[trie])
-                forgotten += 1
-        for tries in self._pool.tries:
-            tries.drop_empty()
-        return forgotten
-
-    def evictable(self, enough: Size | None = None) -> Size:
-        """Size of state that is neither leased nor being written; counting stops at `enough`."""
-        free = Size()
-        for trie in chain.from_iterable(self._pool.tries):
-            for size in _evictable(trie):
-                free += size
-                if enough is not None and enough.within(free):
-                    return free
-        return free
-
-    def clear(self, wanted: Callable[[Namespace], bool] = lambda _: True) -> int:
-        """Forget all state that no lease holds, on disk too; return how many tokens that were."""
-        forgotten = 0
-        for trie in [trie for namespace, trie in self._tries.items() if wanted(namespace)]:
-            for node in reversed(list(trie.nodes())):
-                if not (node.ref_count or node.children):
-                    forgotten += len(node.tokens)
-                    self._tries.evictions += 1
-                    trie.shorten(node, node.start)
-            trie.spans.trim()
-            _write_anew(trie)
-        self._tries.drop_empty()
-        return forgotten
-
-
-def _evict_excess(
+def evict_excess(
     models: list[Tries],
     limit: Size,
     excess: Callable[[RadixTrie], int],
@@ -273,7 +198,7 @@ def _evict_excess(
     model_of = {trie: tries for tries in models for trie in tries if excess(trie) > 0}
     due = 0 if sparing else sum(trie.totals.nodes for trie in model_of) // _PAYS_FOR
     for victim in victims(model_of, persisted=persisted, wanted=lambda trie: excess(trie) > 0):
-        over = _stored(models) - limit
+        over = stored(models) - limit
         if due <= 0 and over.within(NOTHING):
             return
         due -= 1
@@ -294,7 +219,7 @@ def _evict_excess(
         model_of[trie].evictions += not on_disk
 
 
-def _forget_files(trie: RadixTrie, node: TrieNode, *, has_spans: bool) -> None:
+def forget_files(trie: RadixTrie, node: TrieNode, *, has_spans: bool) -> None:
     """Forget a node's files, and the node itself if it is on disk only."""
     in_memory = node.span is not None or node.checkpoint is not None or node.ref_count
     if in_memory or (node.children and not has_spans):
@@ -306,7 +231,7 @@ def _forget_files(trie: RadixTrie, node: TrieNode, *, has_spans: bool) -> None:
         trie.forget(node)
 
 
-def _evictable(trie: RadixTrie) -> Iterator[Size]:
+def evictable(trie: RadixTrie) -> Iterator[Size]:
     """Yield the evictable size of each node, after those below it."""
     path = [(trie.root, iter(trie.root.children.values()))]
     stay: set[TrieNode | None] = set()  # nodes whose spans stay, as something below them does
@@ -325,19 +250,12 @@ def _evictable(trie: RadixTrie) -> Iterator[Size]:
             yield size_of(node.checkpoint)
 
 
-def _owners(models: Iterable[Tries]) -> dict[RadixTrie, str]:
-    return {trie: namespace.tenant for tries in models for namespace, trie in tries.items()}
-
-
-def _stored(models: Iterable[Tries]) -> Size:
+def stored(models: Iterable[Tries]) -> Size:
+    """State that the tries of some models hold in memory."""
     return sum((tries.size for tries in models), NOTHING)
 
 
-def _bytes_of(tries: Iterable[RadixTrie]) -> int:
-    return sum(trie.spans.size.nbytes + trie.checkpoints.size.nbytes for trie in tries)
-
-
-def _write_anew(trie: RadixTrie) -> None:
+def rewrite_longer_files(trie: RadixTrie) -> None:
     """Give up files that hold more than is left; a restart would find all of it."""
     left: dict[int, int] = {}
     for node in trie.nodes():

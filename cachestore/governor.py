@@ -1,19 +1,33 @@
 """Budget of model state: room is made before anything is allocated.
 
 Everything that takes memory asks here first. Room is made by paging out and evicting unused state
-(see `Evictor`). If there is no room, the engine computes less at a time, holds new requests or
+(see `evict`). If there is no room, the engine computes less at a time, holds new requests or
 preempts a sequence. The allocator is never asked for more: on Metal that would end the process.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from .ledger import Kind, Ledger, Size
+import structlog
+
+from .evict import (
+    Share,
+    evict_excess,
+    evictable,
+    forget_files,
+    persisted_victims,
+    rewrite_longer_files,
+    stages,
+    stored,
+)
+from .ledger import NOTHING, Kind, Ledger, Size, max_copy_bytes
+from .trie import RadixTrie
+from .tries import Namespace, Tries
 
 if TYPE_CHECKING:
-    from .prefix_cache import PrefixCache
     from .shared import Pins
-    from .tries import Tries
 
 
 class TenantBounds(NamedTuple):
@@ -34,34 +48,9 @@ Bounds = Callable[[str], TenantBounds]
 """Says what bounds a tenant has."""
 
 
-class Share(NamedTuple):
-    """Of memory or of the disk: bytes that a tenant keeps, and over which it goes first."""
-
-    floor: int
-    most: int | None
-
-
-def stages(shares: Mapping[str, Share], room: int) -> list[dict[str, int]]:
-    """Bytes that tenants keep in each stage of eviction; a tenant that is not named loses nothing.
-
-    First go tenants above their ceiling; then state above the floors; then, as a running request
-    needs room more than one that may come, the floors. Floors that exceed `room` together are
-    scaled down to it.
-    """
-    wanted = sum(share.floor for share in shares.values())
-    scale = min(1.0, max(0, room) / wanted) if wanted else 0.0
-    floors = {tenant: int(share.floor * scale) for tenant, share in shares.items()}
-    most = {
-        tenant: max(share.most, floors[tenant])
-        for tenant, share in shares.items()
-        if share.most is not None
-    }
-    last = [dict.fromkeys(floors, 0)] if any(floors.values()) else []
-    return [*([most] if most else []), floors, *last]
-
-
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
-_RESERVE = 16  # a part of the budget is kept for copies: one in this many
+
+log = structlog.get_logger()
 
 
 class Recency:
@@ -124,9 +113,7 @@ class MemoryPool:
 
     def _check_floors(self) -> None:
         if self.least is not None and self._floors > self._whole.nbytes:
-            import structlog  # noqa: PLC0415  (commands use this module, and are quick)
-
-            structlog.get_logger().warning(
+            log.warning(
                 "the cache floors of tenants are scaled down: they are over the budget",
                 floors=self._floors,
                 budget=self._whole.nbytes,
@@ -152,11 +139,6 @@ class MemoryPool:
         return self.limit - self.ledger.total
 
     @property
-    def stored(self) -> Size:
-        """State that the tries of all models hold in memory."""
-        return sum((tries.size for tries in self.tries), Size())
-
-    @property
     def spare(self) -> int:
         """Bytes that are free, or that no lease retains: the most that could be."""
         return self.room.nbytes + sum(tries.unheld for tries in self.tries)
@@ -165,6 +147,10 @@ class MemoryPool:
     def stored_on_disk(self) -> int:
         """Bytes of the files that the tries of all models refer to."""
         return sum(tries.files.nbytes for tries in self.tries)
+
+    def owners(self) -> dict[RadixTrie, str]:
+        """The tenants of all tries."""
+        return {trie: name.tenant for tries in self.tries for name, trie in tries.items()}
 
     def evict_excess(self) -> None:
         """Evict state over the budget, which has become smaller."""
@@ -183,31 +169,27 @@ class MemoryPool:
         self.evict_excess()
 
 
-def max_copy_bytes(budget: int) -> int:
-    """The most bytes of state that are copied at a time, under a budget."""
-    return budget // _RESERVE
-
-
 class Governor:
     """Makes room for one model in the budget of all. Belongs to the MLX thread.
 
     A copy of state (to cut, join or pack it) needs memory while both exist. No copy exceeds
     `max_copy_bytes`, and that much is kept free, so that freeing memory never needs any that is not
-    there.
+    there. State that leases retain, or that is being written, is never evicted.
     """
 
-    def __init__(self, cache: "PrefixCache") -> None:
-        self.pool = cache.pool
-        self.ledger = cache.ledger
-        self._cache = cache
-        self._transient = self.ledger.account(Kind.TRANSIENT)
-        self.pool.governors.append(self)
+    def __init__(self, tries: Tries, pool: MemoryPool) -> None:
+        self.pool = pool
+        self.ledger = pool.ledger
+        self._tries = tries
+        self._transient = pool.ledger.account(Kind.TRANSIENT)
+        pool.governors.append(self)
 
     def close(self) -> None:
-        """Leave the pool: the model is unloaded."""
+        """Leave the pool: the model is unloaded. Idempotent."""
         self.release()
         self.pool.busy.discard(self)
-        self.pool.governors.remove(self)
+        if self in self.pool.governors:
+            self.pool.governors.remove(self)
 
     def note(self, *, busy: bool) -> None:
         """Note that requests of this model are at work, or not."""
@@ -218,18 +200,14 @@ class Governor:
         """True if requests of another model are at work, which will give memory back."""
         return bool(self.pool.busy - {self})
 
-    def evict_excess(self) -> None:
-        """Evict state over the budget, which has become smaller."""
-        self._free(Size())
+    # -- room --------------------------------------------------------------------------
 
     def fits(self, need: Size) -> bool:
         """True if there is room, or could be made."""
         room = self.pool.room
         if need.within(room):
             return True
-        if need.nbytes > self.pool.spare:
-            return False
-        return need.within(room + self._cache.evictor.evictable(need - room))
+        return need.nbytes <= self.pool.spare and need.within(room + self.evictable(need - room))
 
     def make_room(self, need: Size) -> bool:
         """Page out and evict until `need` fits; False, with nothing evicted, if it cannot."""
@@ -237,14 +215,8 @@ class Governor:
             return True
         if not self.fits(need):
             return False
-        self._free(need)
+        self.evict_excess(need)
         return need.within(self.pool.room)
-
-    def _free(self, need: Size) -> None:
-        over = need - self.pool.room
-        self._cache.evictor.evict_from_all(
-            self.pool.stored - Size(max(0, over.nbytes), max(0, over.buffers))
-        )
 
     def reserve(self, need: Size) -> bool:
         """Make room for a step's temporaries, kept until the next step; False if there is none."""
@@ -257,3 +229,100 @@ class Governor:
     def release(self) -> None:
         """Give back what was reserved: the step is over."""
         self._transient.close()
+
+    # -- eviction ----------------------------------------------------------------------
+
+    def evictable(self, enough: Size | None = None) -> Size:
+        """Size of state that is neither leased nor being written; counting stops at `enough`."""
+        free = Size()
+        for size in chain.from_iterable(map(evictable, chain.from_iterable(self.pool.tries))):
+            free += size
+            if enough is not None and enough.within(free):
+                break
+        return free
+
+    def evict_excess(self, need: Size = NOTHING) -> None:
+        """Evict the oldest state of all models until the budget has room for `need`."""
+        over = need - self.pool.room
+        excess = Size(max(0, over.nbytes), max(0, over.buffers))
+        self._evict(self.pool.tries, stored(self.pool.tries) - excess)
+
+    def evict(self, budget: int, buffers: int = 1 << 62) -> None:
+        """Page out or forget the model's oldest state until what is left is within the limits.
+
+        State that leases retain stays, so that more may be left while they are open.
+        """
+        self._evict([self._tries], Size(budget, buffers))
+
+    def _evict(self, models: list[Tries], limit: Size) -> None:
+        if not stored(models).within(limit):
+            self._evict_in_stages(models, limit)
+        for tries in models:
+            for trie in tries:
+                trie.spans.trim()
+            tries.drop_empty()
+
+    def _evict_in_stages(self, models: list[Tries], limit: Size) -> None:
+        owners = self.pool.owners()
+        owned: dict[str, list[RadixTrie]] = defaultdict(list)
+        for trie, tenant in owners.items():
+            owned[tenant].append(trie)
+        bounds = {tenant: self.pool.bounds(tenant) for tenant in owned}
+        shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
+        on_disk = any(tries.files.counts for tries in models)
+        floored = any(share.floor for share in shares.values())
+        for kept in stages(shares, limit.nbytes):
+
+            def excess(trie: RadixTrie, kept: Mapping[str, int] = kept) -> int:
+                tenant = owners[trie]
+                if tenant not in kept:
+                    return 0
+                sizes = ((each.spans.size, each.checkpoints.size) for each in owned[tenant])
+                return sum(a.nbytes + b.nbytes for a, b in sizes) - kept[tenant]
+
+            is_last = floored and not any(kept.values())
+            for persisted in (True, False) if on_disk else (False,):
+                if stored(models).within(limit):
+                    return
+                evict_excess(models, limit, excess, persisted=persisted, sparing=is_last)
+
+    def forget_persisted(self, goal: int) -> int:
+        """Forget the oldest files of all models until `goal` bytes are left; return how many nodes.
+
+        State that is in memory too stays there.
+        """
+        forgotten, models, owners = 0, self.pool.tries, self.pool.owners()
+        bounds = {tenant: self.pool.bounds(tenant) for tenant in set(owners.values())}
+        shares = {tenant: Share(bound.floor, bound.disk) for tenant, bound in bounds.items()}
+        has_spans = {trie: tries.layout.spans for tries in models for trie in tries}
+        for kept in stages(shares, goal):
+
+            def wanted(trie: RadixTrie, kept: Mapping[str, int] = kept) -> bool:
+                tenant = owners[trie]
+                on_disk = sum(tries.files.by_tenant[tenant] for tries in models)
+                return tenant in kept and on_disk > kept[tenant]
+
+            if self.pool.stored_on_disk <= goal:
+                break
+            for trie, node in persisted_victims(filter(wanted, owners), wanted):
+                if self.pool.stored_on_disk <= goal:
+                    break
+                forget_files(trie, node, has_spans=has_spans[trie])
+                forgotten += 1
+        for tries in models:
+            tries.drop_empty()
+        return forgotten
+
+    def clear(self, wanted: Callable[[Namespace], bool] = lambda _: True) -> int:
+        """Forget the model's state without leases, on disk too; return how many tokens."""
+        forgotten = 0
+        for trie in [trie for namespace, trie in self._tries.items() if wanted(namespace)]:
+            for node in reversed(list(trie.nodes())):
+                if not (node.ref_count or node.children):
+                    forgotten += len(node.tokens)
+                    self._tries.evictions += 1
+                    trie.shorten(node, node.start)
+            trie.spans.trim()
+            rewrite_longer_files(trie)
+        self._tries.drop_empty()
+        return forgotten

@@ -2,7 +2,6 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Self
 
 
 @dataclass(frozen=True)
@@ -22,26 +21,27 @@ class Size:
         return Size(-self.nbytes, -self.buffers)
 
     def within(self, limit: "Size") -> bool:
-        """Whether it is no more than `limit`, in both respects."""
+        """True if it is no more than `limit`, in both respects."""
         return self.nbytes <= limit.nbytes and self.buffers <= limit.buffers
 
 
 NOTHING = Size()
+_RESERVE = 16  # a part of the budget is kept for copies: one in this many
+
+
+def max_copy_bytes(budget: int) -> int:
+    """The most bytes of state that are copied at a time, under a budget."""
+    return budget // _RESERVE
 
 
 class Kind(enum.StrEnum):
-    """What memory is taken for."""
+    """The use of memory."""
 
-    KV = "kv"
-    """Spans in a trie: prefixes."""
-    CHECKPOINT = "checkpoint"
-    """Whole states, in a trie or captured by a request that runs."""
-    TAIL = "tail"
-    """What running sequences have of their own."""
-    PAGING = "paging"
-    """On its way to the disk, and forgotten by the trie meanwhile."""
-    TRANSIENT = "transient"
-    """Reserved for what the step that runs computes and does not keep."""
+    KV = "kv"  # spans in a trie: prefixes
+    CHECKPOINT = "checkpoint"  # whole states, in a trie or captured by a request that runs
+    TAIL = "tail"  # state of running sequences that is in no trie
+    PAGING = "paging"  # on its way to the disk, and forgotten by the trie meanwhile
+    TRANSIENT = "transient"  # reserved for results that the running step does not keep
 
 
 class Account:
@@ -58,18 +58,12 @@ class Account:
         self._ledger.record(self._kind, size)
 
     def set(self, size: Size) -> None:
-        """Say anew what it holds."""
+        """Record how much it holds now."""
         self.add(size - self.size)
 
     def close(self) -> None:
-        """Give back what it holds. Idempotent."""
+        """Give back all that it holds. Idempotent."""
         self.set(NOTHING)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Ledger:
@@ -85,16 +79,16 @@ class Ledger:
         return Account(self, kind)
 
     def record(self, kind: Kind, size: Size) -> None:
-        """Change what is held; accounts call it."""
+        """Change the amount held; accounts call it."""
         self._held[kind] += size
         self.total += size
         if self._above is not None:
             self._above.record(kind, size)
 
     def held(self, kind: Kind) -> Size:
-        """What all accounts of a kind hold together."""
+        """Size that all accounts of a kind hold together."""
         return self._held[kind]
 
     def by_kind(self) -> dict[Kind, Size]:
-        """What is held of each kind, at this moment."""
+        """Size held of each kind, at this moment."""
         return dict(self._held)

@@ -48,7 +48,7 @@ class TrieNode:
         persisted_checkpoint: file of the whole state at `end`.
         writers: writes under way, with the offset up to which each persists the tokens. Both
             parts of a cut node have them; a joined node has those of both.
-        ref_count: leases on it above all; on a root, all of its trie's.
+        ref_count: leases on it and on nodes below it.
         last_used: recency of the span; the checkpoint ages separately.
     """
 
@@ -77,36 +77,35 @@ class TrieNode:
 
     @property
     def writing(self) -> bool:
-        """Whether its state is being written, or lies where such does: it cannot be freed yet."""
+        """True if its state, or its storage, is being written: it cannot be freed yet."""
         return bool(self.writers) or (self.span is not None and self.span.storage.loan is not None)
 
     @property
     def tokens_persisted(self) -> bool:
-        """Whether the disk has its tokens' state, if that is kept at all."""
+        """True if the disk has the span, or there is none in memory."""
         return self.span is None or self.persisted_end == self.end
 
     @property
     def persisted(self) -> bool:
-        """Whether the disk has all of its state."""
+        """True if the disk has all of its state."""
         checkpoint = self.checkpoint is None or self.persisted_checkpoint is not None
         return self.tokens_persisted and checkpoint
 
     @property
     def persisted_soon(self) -> bool:
-        """Whether the disk has all of its tokens, or will when what is under way is done."""
+        """True if the disk has all of its tokens, or will when writes under way are done."""
         return max([self.persisted_end, *self.writers.values()]) >= self.end
 
     @property
     def paged_out(self) -> bool:
-        """Whether its tokens' state is on disk only."""
+        """True if its tokens' state is on disk only."""
         return self.span is None and bool(self.extents)
 
     @property
     def empty(self) -> bool:
-        """Whether it holds nothing, leads to nothing, and nobody holds it."""
-        in_memory = self.span is not None or self.checkpoint is not None
-        on_disk = bool(self.extents) or self.persisted_checkpoint is not None
-        return not (in_memory or on_disk or self.children or self.ref_count)
+        """True if it has no state, no children and no leases."""
+        has_state = self.span is not None or bool(self.extents) or has_checkpoint(self)
+        return not (has_state or self.children or self.ref_count)
 
     def path(self) -> "list[TrieNode]":
         """The nodes from below the root down to this one."""
@@ -146,7 +145,7 @@ def path_tokens(node: TrieNode) -> Tokens:
 
 
 def has_checkpoint(node: TrieNode) -> bool:
-    """Whether the whole state at a node's end is in memory or on disk: it must stay an end."""
+    """True if the whole state at a node's end is in memory or on disk: it must stay an end."""
     return node.checkpoint is not None or node.persisted_checkpoint is not None
 
 

@@ -11,8 +11,7 @@ from typing import Self
 from .checkpoints import Captured, Reason, keep
 from .compaction import compact
 from .errors import CacheError, LeaseClosedError
-from .evict import Evictor
-from .governor import MemoryPool
+from .governor import Governor, MemoryPool
 from .ledger import Kind, Size
 from .node import Tokens, TrieNode
 from .restoration import Known, Restoration, ResumePoint
@@ -207,8 +206,8 @@ class PrefixCache:
         self.ledger = self.pool.ledger
         self.tries = Tries(layout, self.ledger)
         self.pool.tries.append(self.tries)
-        self.evictor = Evictor(self.tries, self.pool)
-        self.pinned = PinnedPaths(self.tries, self.evictor)
+        self.governor = Governor(self.tries, self.pool)
+        self.pinned = PinnedPaths(self.tries, self.governor)
         self.restoration = Restoration(layout, grid)
         self.budget = budget
         self.checkpoints_kept = checkpoints_kept
@@ -263,10 +262,11 @@ class PrefixCache:
 
     def close(self) -> None:
         """Give all memory back, and leave the pool. What is on disk stays there."""
-        self.evictor.evict(0, 0)
+        self.governor.evict(0, 0)
         for trie in self.tries:  # of which a disk that does not answer still has something
             trie.spans.abandon()
             trie.checkpoints.close()
+        self.governor.close()
         self.pool.tries.remove(self.tries)
 
     # -- for leases --------------------------------------------------------------------
@@ -278,7 +278,7 @@ class PrefixCache:
         trie.release(lease.deepest)
         with ExitStack() as after:  # the last one first, each whatever the others raise
             after.callback(self.pinned.settle)
-            after.callback(self.evictor.evict, self.budget)
+            after.callback(self.governor.evict, self.budget)
             after.callback(lease.drop_captured)
             with ExitStack() as unless_stored:
                 if span is not None:

@@ -11,10 +11,11 @@ All layers are restored at one offset, or none:
 """
 
 from collections.abc import Container
+from itertools import takewhile
 from typing import NamedTuple
 
 from .ledger import Size
-from .node import Tokens, TrieNode, has_checkpoint, size_in_memory
+from .node import Tokens, TrieNode, size_in_memory
 from .record import Record
 from .state import Layout
 from .trie import RadixTrie
@@ -69,7 +70,7 @@ class Restoration:
         self._grid = grid
 
     def resume_point(self, trie: RadixTrie, prompt: Tokens) -> ResumePoint:
-        """Say where a prompt resumes with what is in memory."""
+        """Find where a prompt resumes with the state in memory."""
         node, matched = trie.match(prompt)
         limit = self._limit(self._in_memory(node, matched), len(prompt))
         if not self._layout.checkpoints:
@@ -79,19 +80,28 @@ class Restoration:
         return ResumePoint(matched, node, offset, holder)
 
     def known(self, trie: RadixTrie, tokens: Tokens) -> Known:
-        """Say how much of a prompt is in memory."""
+        """Describe how much of a prompt is in memory."""
         point = self.resume_point(trie, tokens)
         in_memory = self._in_memory(point.node, point.matched)
         return Known(in_memory, point.offset, _idle(point))
 
     def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int]) -> Missing:
         """State to read before a prompt can be restored; files in `unreadable` count as lost."""
+
+        def is_readable(node: TrieNode) -> bool:
+            return node.span is not None or all(p.record.id not in unreadable for p in node.extents)
+
+        def has_whole(node: TrieNode) -> bool:
+            record = node.persisted_checkpoint
+            return node.checkpoint is not None or (
+                record is not None and record.id not in unreadable
+            )
+
         node, matched = trie.match(prompt)
         limit = self._limit(matched, len(prompt))
-        path, holder = _readable(node.path(), unreadable), None
+        path, holder = list(takewhile(is_readable, node.path())), None
         if self._layout.checkpoints:
-            whole = (n for n in reversed(path) if n.end <= limit and has_checkpoint(n))
-            holder = next((n for n in whole if _restorable(n, unreadable)), None)
+            holder = next((n for n in reversed(path) if n.end <= limit and has_whole(n)), None)
             path = path[: path.index(holder) + 1] if holder is not None else []
         nodes = [n for n in path if n.paged_out and n.start < limit]
         if holder is not None and holder.checkpoint is None and holder not in nodes:
@@ -99,7 +109,7 @@ class Restoration:
         return Missing(nodes, holder)
 
     def _limit(self, matched: int, length: int) -> int:
-        """The last offset of a match at which a prompt may resume: something is left to compute."""
+        """Last offset of a match at which a prompt may resume: one token is left to compute."""
         return max(0, min(matched, length - 1)) // self._grid * self._grid
 
     def _in_memory(self, node: TrieNode, matched: int) -> int:
@@ -109,26 +119,23 @@ class Restoration:
 
 
 def _holder(node: TrieNode, limit: int) -> TrieNode | None:
-    """Find the checkpoint that restores the deepest offset at or before `limit`."""
+    """Find the checkpoint that restores the deepest offset at or before `limit`.
+
+    One beyond it, on the matched edge or below, may rewind to it.
+    """
     if not limit:
         return None
     before = (n for n in reversed(node.path()) if n.checkpoint is not None and n.end <= limit)
     best = next(before, None)
-    if best is not None and best.end == limit:
-        return best
-    return _rewindable(node, limit) or best
-
-
-def _readable(path: list[TrieNode], unreadable: Container[int]) -> list[TrieNode]:
-    for number, node in enumerate(path):
-        if node.span is None and any(extent.record.id in unreadable for extent in node.extents):
-            return path[:number]
-    return path
-
-
-def _restorable(node: TrieNode, unreadable: Container[int]) -> bool:
-    record = node.persisted_checkpoint
-    return node.checkpoint is not None or (record is not None and record.id not in unreadable)
+    pending, seen = [node], 0
+    while pending and seen < _REWIND_SEARCH and (best is None or best.end < limit):
+        candidate = pending.pop()
+        seen += 1
+        checkpoint = candidate.checkpoint
+        if candidate.end > limit and checkpoint is not None and checkpoint.rewinds_to(limit):
+            return candidate
+        pending.extend(candidate.children.values())
+    return best
 
 
 def _idle(point: ResumePoint) -> Size:
@@ -145,16 +152,3 @@ def _idle(point: ResumePoint) -> Size:
             size = Size(size.nbytes * (end - held.start) // len(held.tokens), size.buffers)
         idle += size
     return idle
-
-
-def _rewindable(node: TrieNode, limit: int) -> TrieNode | None:
-    """Find a checkpoint beyond `limit`, on the matched edge or below, that rewinds to it."""
-    pending, seen = [node], 0
-    while pending and seen < _REWIND_SEARCH:
-        candidate = pending.pop()
-        seen += 1
-        checkpoint = candidate.checkpoint
-        if candidate.end > limit and checkpoint is not None and checkpoint.rewinds_to(limit):
-            return candidate
-        pending.extend(candidate.children.values())
-    return None

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from .errors import PinError
-from .evict import Evictor
+from .governor import Governor
 from .node import Tokens, common_length, size_in_memory
 from .record import Pin, digest
 from .trie import RadixTrie
@@ -57,9 +57,9 @@ class PinnedPath:
 class PinnedPaths:
     """The pinned paths of a cache, by tenant and name. Belongs to the MLX thread."""
 
-    def __init__(self, tries: Tries, evictor: Evictor) -> None:
+    def __init__(self, tries: Tries, governor: Governor) -> None:
         self._tries = tries
-        self._evictor = evictor
+        self._governor = governor
         self._paths: dict[str, dict[str, PinnedPath]] = defaultdict(dict)
         self._retracted: list[PinnedPath] = []  # shared prompts that are still in use
 
@@ -107,7 +107,7 @@ class PinnedPaths:
             if prompt not in self._retracted:
                 continue  # to close another one's lease has let it go
             if prompt.digest not in kept:
-                self._evictor.clear(partial(_follows, prompt))
+                self._governor.clear(partial(_follows, prompt))
             below = [trie for name, trie in self._tries.items() if _follows(prompt, name)]
             if not any(trie.root.ref_count for trie in below):
                 self._retracted.remove(prompt)

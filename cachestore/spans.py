@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from .ledger import Account, Kind, Ledger, Size
-from .state import Checkpoint, Span, Storage
+from .state import Span, State, Storage
 
 
-def size_of(*states: Span | Checkpoint | None) -> Size:
+def size_of(*states: State | None) -> Size:
     """Size of spans and checkpoints together; None has none."""
     held = [state for state in states if state is not None]
     return Size(sum(state.nbytes for state in held), sum(state.buffers for state in held))
@@ -90,42 +90,37 @@ class Spans:
 
     def join(self, spans: Sequence[Span]) -> None:
         """Have consecutive spans lie in one storage: a copy of all that lies where they do."""
-        left = {span.storage: None for span in spans}
-        with self._recounted(view for storage in left for view in storage.views):
+        with self._recounted(span.storage for span in spans):
             spans[0].join(spans[1:])
-        _count_loans(left)
 
     def close(self, span: Span) -> None:
         """Give a span up. Call `trim` when all that shall go has gone."""
         storage = span.storage
-        stay = [view for view in storage.views if view is not span]
-        with self._recounted(stay):
-            self._account.add(-size_of(span))
-            span.close(trim=not stay)
-        _count_loans([storage])
-        if stay:
-            self._untrimmed[storage] = None
-        else:
+        is_last = len(storage.views) == 1
+        with self._recounted([storage], gone=span):
+            span.close(trim=is_last)
+        if is_last:
             self._untrimmed.pop(storage, None)
+        else:
+            self._untrimmed[storage] = None
 
     def trim(self) -> None:
         """Free what was given up, though others lie where it did: these are copied."""
         while self._untrimmed:
             storage, _ = self._untrimmed.popitem()
-            with self._recounted(storage.views):
+            with self._recounted([storage]):
                 storage.trim()
-            _count_loans([storage])
 
     @contextmanager
-    def _recounted(self, spans: Iterable[Span]) -> Iterator[None]:
-        """Count again spans that move: another one becomes the first in a storage."""
-        moved = list({id(span): span for span in spans}.values())
-        before = size_of(*moved)
+    def _recounted(self, storages: Iterable[Storage], gone: Span | None = None) -> Iterator[None]:
+        """Count again the spans of storages, which may move, and the loans of these."""
+        left = dict.fromkeys(storages)
+        spans = {id(view): view for storage in left for view in storage.views}
+        before = size_of(*spans.values())
         yield
-        self._account.add(size_of(*moved) - before)
-
-
-def _count_loans(left: Iterable[Storage]) -> None:
-    for storage in left:
-        if storage.loan is not None:
-            storage.loan.count()
+        if gone is not None:
+            del spans[id(gone)]
+        self._account.add(size_of(*spans.values()) - before)
+        for storage in left:
+            if storage.loan is not None:
+                storage.loan.count()

@@ -11,7 +11,7 @@ Two kinds of state, after how they can be restored:
 Ownership is explicit, so that bytes can be counted: its owner closes it, once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -26,6 +26,18 @@ class Layout:
 
     spans: bool
     checkpoints: bool
+
+
+class State(Protocol):
+    """State in memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+
+    @property
+    def buffers(self) -> int:
+        """Buffers; those of a storage count for the first span that views it."""
 
 
 class Storage(Protocol):
@@ -52,7 +64,7 @@ class Storage(Protocol):
         """Free what no span views: what stays is copied, neighbours together."""
 
 
-class Span(Protocol):
+class Span(State, Protocol):
     """Token-addressable state of consecutive tokens, all layers together.
 
     Its contents do not change; its place may.
@@ -63,19 +75,11 @@ class Span(Protocol):
         """Tokens."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes."""
-
-    @property
-    def buffers(self) -> int:
-        """Buffers of its storage if it is the first that views it, else 0."""
-
-    @property
     def storage(self) -> Storage:
         """Where it lies."""
 
     def adjoins(self, other: Self) -> bool:
-        """Whether another span is what follows in the same storage."""
+        """True if another span follows in the same storage."""
 
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut into `[0, at)` and `[at, length)`, without a copy. Takes ownership of itself."""
@@ -99,38 +103,22 @@ class Span(Protocol):
         """
 
 
-class Checkpoint(Protocol):
+class Checkpoint(State, Protocol):
     """Whole state at one offset, in buffers of its own. Immutable."""
 
     @property
     def offset(self) -> int:
         """Tokens that it has seen."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes."""
-
-    @property
-    def buffers(self) -> int:
-        """Buffers."""
-
     def rewinds_to(self, offset: int) -> bool:
-        """Whether it can restore an earlier offset exactly."""
+        """True if it can restore an earlier offset exactly."""
 
     def close(self) -> None:
         """Free the buffers."""
 
 
-class Exported(Protocol):
-    """State for the thread that writes it."""
-
-    @property
-    def tensors(self) -> Any:
-        """By name the fields of a `HostTensor`."""
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """Describes them."""
+# State for the thread that writes it: by name the fields of a `HostTensor`, and metadata.
+Exported = tuple[Mapping[str, tuple[str, tuple[int, ...], Sequence[Any]]], dict[str, str]]
 
 
 class Codec(Protocol):

@@ -123,13 +123,9 @@ class RadixTrie:
         in memory, or neither.
         """
         parent, (child,) = _parent(node), node.children.values()
-        if (
-            node.ref_count
-            or child.ref_count
-            or has_checkpoint(node)
-            or (node.span is None) != (child.span is None)
-        ):
-            raise ValueError("what is retained or has a checkpoint is not merged away")
+        differ = (node.span is None) != (child.span is None)
+        if node.ref_count or child.ref_count or has_checkpoint(node) or differ:
+            raise ValueError("a node that is retained or has a checkpoint is not merged")
         if node.span is not None and child.span is not None:
             child.span, node.span = self.spans.merge(node.span, child.span), None
         self.persistence.merge(node, child)
@@ -144,7 +140,7 @@ class RadixTrie:
         """Move the state of a path's consecutive nodes into one storage. Copies it."""
         spans = [node.span for node in nodes if node.span is not None and not node.ref_count]
         if len(spans) < len(nodes):
-            raise ValueError("what is retained, or not there, is not moved")
+            raise ValueError("a node that is retained, or without a span, is not moved")
         self.spans.join(spans)
 
     def shorten(self, leaf: TrieNode, end: int) -> None:
@@ -154,7 +150,7 @@ class RadixTrie:
         """
         parent = _parent(leaf)
         if leaf.children or leaf.ref_count or not leaf.start <= end < leaf.end:
-            raise ValueError("only a leaf that nobody holds is shortened, and only on its edge")
+            raise ValueError("only a leaf without leases is shortened, and only on its edge")
         self.drop_checkpoint(leaf)
         self.persistence.drop_checkpoint(leaf)
         self.persistence.drop_extents(leaf, end)
@@ -173,16 +169,16 @@ class RadixTrie:
     def page_out(self, node: TrieNode) -> None:
         """Drop a node's state of tokens, all on disk, from memory. Call `spans.trim` afterwards."""
         if node.ref_count or node.span is None or node.persisted_end < node.end:
-            raise ValueError("what is retained, or not on disk, or not there, is not paged out")
+            raise ValueError("a node that is retained, or not on disk, is not paged out")
         self._close_span(node)
-        if node.checkpoint is None or node.persisted_checkpoint is not None:
+        if node.persisted:
             self.persistence.mark_clean(node)
 
     def forget(self, node: TrieNode) -> None:
         """Forget a node and all that goes on from it; none is retained."""
         parent = _parent(node)
         if node.ref_count:
-            raise ValueError("what somebody holds is not forgotten")
+            raise ValueError("a retained node is not forgotten")
         below, pending = [], [node]
         while pending:  # paths may be deeper than Python's stack
             below.append(pending.pop())
@@ -241,7 +237,7 @@ class RadixTrie:
             held = held.parent
 
     def release(self, node: TrieNode) -> None:
-        """Hold a node and all above it once less. What is empty then stays until `prune`."""
+        """Hold a node and all above it once less. Empty nodes stay until `prune`."""
         self.totals.leases -= 1
         held: TrieNode | None = node
         while held is not None:

@@ -11,8 +11,8 @@ import structlog
 from ..cachestore.disk.model_folders import ModelFolders
 from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
-from ..cachestore.governor import Governor, MemoryPool, max_copy_bytes
-from ..cachestore.ledger import Size
+from ..cachestore.governor import Governor, MemoryPool
+from ..cachestore.ledger import Size, max_copy_bytes
 from ..cachestore.paging.pager import Pager
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.shared import Pins
@@ -130,7 +130,7 @@ def assemble(
     )
     with ExitStack() as undo:  # what a start that fails leaves to others, or nobody
         undo.callback(cache.close)
-        governor = Governor(cache)
+        governor = cache.governor
         _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, begin, go_on)
         disk, pager = _open_disk(folders, loaded, copied, wake, begin), None
         if folders is not None and disk is not None:

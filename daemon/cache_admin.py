@@ -67,7 +67,7 @@ class CacheAdmin:
 
     async def clear(self, tenant: str) -> int:
         """Forget what a tenant has, but for what runs or is pinned; returns the tokens."""
-        evictor = self._cache.evictor
+        evictor = self._cache.governor
         return await self._ask(lambda: evictor.clear(lambda whose: whose.tenant == tenant))
 
     async def pins(self, tenant: str) -> list[PinDescription]:

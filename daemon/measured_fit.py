@@ -5,7 +5,7 @@
 
 import structlog
 
-from ..cachestore.governor import max_copy_bytes
+from ..cachestore.ledger import max_copy_bytes
 from ..models.load.loader import LoadedModel
 from ..models.memory_profile import PlannedChunk
 from ..models.runner import ModelRunner

@@ -5,7 +5,7 @@ The daemon measures what computing takes; here it is estimated. All else is the 
 
 import msgspec
 
-from ..cachestore.governor import max_copy_bytes
+from ..cachestore.ledger import max_copy_bytes
 from ..models.backends.memory import DeviceMemory, gpu_memory, host_memory, mac_memory
 from ..models.estimate.facts import ModelFacts
 from ..models.memory_profile import MemoryProfile

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, cast
 
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
@@ -307,7 +306,7 @@ def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
     kv_cache = KVCacheManager(runner, cache, fingerprint="fake", interval=8192, keeps=False)
     cache.pool.resize(Size(budget, 1 << 40))
-    return Unkept(kv_cache, MemoryPlanner(Governor(cache), runner))
+    return Unkept(kv_cache, MemoryPlanner(cache.governor, runner))
 
 
 class FakeClock:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -51,24 +51,16 @@ _ITEM_BYTES = {
 }
 
 
-class Part(Protocol):
-    """Some of a tensor. The writer asks for its buffer, on its own thread, when it is due."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its items."""
-
-
 class HostTensor(NamedTuple):
     """One array that the host can read; `dtype` is a safetensors name, as "BF16".
 
-    Parts are in order and must not change until written. A NumPy array with gaps is copied when
-    written: keep it short.
+    Parts are buffers, in order, and must not change until written. The writer asks for each, on
+    its own thread, when it is due. A NumPy array with gaps is copied when written: keep it short.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    parts: Sequence[Part]
+    parts: Sequence[Any]
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +69,7 @@ class HostTensor(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What one file holds."""
+    """Contents of one file."""
 
     tensors: dict[str, HostTensor]
     metadata: dict[str, str]
@@ -88,12 +80,8 @@ class Payload(NamedTuple):
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def release(self) -> None:
-        """Let go of the tensors, whoever else has the payload."""
+        """Let go of the tensors, also for others that have the payload."""
         self.tensors.clear()
-
-
-def _never() -> bool:
-    return False
 
 
 # -- one file ------------------------------------------------------------------------------
@@ -105,7 +93,7 @@ def new_name() -> str:
 
 
 def write_file(
-    folder: Path, name: str, payload: Payload, stopped: Callable[[], bool] = _never
+    folder: Path, name: str, payload: Payload, stopped: Callable[[], bool] = lambda: False
 ) -> tuple[int, bytes]:
     """Write a file, mode 0600, that is there completely or not at all.
 
@@ -179,19 +167,15 @@ def _header(payload: Payload) -> memoryview:
 
 
 def _blocks(payload: Payload) -> Iterator[memoryview]:
-    for tensor in payload.tensors.values():
-        for part in tensor.parts:
-            if part.nbytes:
-                yield _bytes(part)
-
-
-def _bytes(part: Part) -> memoryview:
-    """Bytes of a part, of whatever item type; copied only if not contiguous."""
-    items: Any = part
-    if not isinstance(part, np.ndarray):  # NumPy may not know the type
-        held: Any = memoryview(cast("bytes", part))
-        items = np.ndarray(held.shape, f"u{held.itemsize}", held.obj, strides=held.strides)
-    return np.ascontiguousarray(items).reshape(-1).view(np.uint8).data
+    """Bytes of all parts, of whatever item type; copied only if not contiguous."""
+    for part in chain.from_iterable(tensor.parts for tensor in payload.tensors.values()):
+        if not part.nbytes:
+            continue
+        items: Any = part
+        if not isinstance(part, np.ndarray):  # NumPy may not know the type
+            held: Any = memoryview(part)
+            items = np.ndarray(held.shape, f"u{held.itemsize}", held.obj, strides=held.strides)
+        yield np.ascontiguousarray(items).reshape(-1).view(np.uint8).data
 
 
 # -- the folder ----------------------------------------------------------------------------
@@ -242,12 +226,12 @@ def _is_own(name: str) -> bool:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of this name, temporary or not, can only be ours."""
+    """True if a file of this name, temporary or not, can only be ours."""
     return _OWN.fullmatch(name) is not None
 
 
 def is_temporary(name: str) -> bool:
-    """Whether one of our names is that of a file that was never finished."""
+    """True if one of our names is that of a file that was never finished."""
     return name.endswith(_TEMPORARY)
 
 
@@ -259,19 +243,15 @@ def own_files(folder: Path) -> Iterator[tuple[str, int | None]]:
     """
     with os.scandir(folder) as entries:
         for entry in entries:
-            if is_file_name(entry.name) and (found := _plain_file(entry)) is not None:
-                yield found
-
-
-def _plain_file(entry: "os.DirEntry[str]") -> tuple[str, int | None] | None:
-    try:
-        if entry.is_file(follow_symlinks=False):
-            return entry.name, entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return entry.name, None
-    return None
+            if not is_file_name(entry.name):
+                continue
+            try:
+                if entry.is_file(follow_symlinks=False):
+                    yield entry.name, entry.stat(follow_symlinks=False).st_size
+            except FileNotFoundError:
+                pass
+            except OSError:
+                yield entry.name, None
 
 
 Identity = tuple[tuple[int, int], ...]

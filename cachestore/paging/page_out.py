@@ -189,8 +189,8 @@ class PageOut:
         taken: bool | None = False
         try:
             if (exported := self._export(job, kind)) is not None:
-                tensors = {name: HostTensor(*tensor) for name, tensor in exported.tensors.items()}
-                payload = Payload(tensors, exported.metadata)
+                tensors = {name: HostTensor(*tensor) for name, tensor in exported[0].items()}
+                payload = Payload(tensors, exported[1])
                 taken = self._tier.write(WriteJob(job, job.record(kind, start), payload))
         except Exception as error:  # noqa: BLE001  (native code may raise anything)
             log.warning("state cannot be written", tokens=node.end, error=str(error))
@@ -269,21 +269,14 @@ class PageOut:
 
 def _is_due(trie: RadixTrie, node: TrieNode) -> bool:
     """Return True if a dirty node can be written now; mark it clean if it never will be."""
-    has_span = node.span is not None and node.persisted_end < node.end
-    has_checkpoint = node.checkpoint is not None and node.persisted_checkpoint is None
-    reachable = _is_reachable(node)
-    waits = not reachable and node.parent in trie.persistence.dirty
-    if not waits and not (reachable and (has_span or has_checkpoint)):
+    above = node.parent or trie.root
+    # The disk has, or is about to have, all that comes before the node.
+    first = above is trie.root or (above.span is None and not above.extents)
+    reachable = first or above.persisted_soon
+    due = reachable and not node.persisted
+    if not due and (reachable or above not in trie.persistence.dirty):
         trie.persistence.mark_clean(node)
-    return reachable and (has_span or has_checkpoint)
-
-
-def _is_reachable(node: TrieNode) -> bool:
-    """Return True if the disk has, or is about to have, all that comes before a node."""
-    parent = node.parent
-    if parent is None or parent.parent is None or (parent.span is None and not parent.extents):
-        return True
-    return parent.persisted_soon
+    return due
 
 
 def _attach(trie: RadixTrie, path: Tokens, record: Record) -> None:

@@ -81,7 +81,7 @@ class Pager:
         spare = self.budget // _SPARE
         if self._folders is not None and self._folders.make_room(over + spare):
             return
-        forgotten = self._cache.evictor.forget_persisted(self.budget - spare)
+        forgotten = self._cache.governor.forget_persisted(self.budget - spare)
         log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
 
     def give_up(self, reason: str) -> None:

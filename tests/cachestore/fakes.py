@@ -567,7 +567,7 @@ class World:
         """Assert that every lease was closed and that a cleared cache holds nothing."""
         assert self.cache.leases == set(), "a lease was never closed"
         self.check()
-        self.cache.evictor.clear()
+        self.cache.governor.clear()
         assert len(self.cache.tries) == 0, "a cleared cache holds tries"
         assert not self.registry.spans, "a span was never closed"
         assert not self.registry.checkpoints, "a checkpoint was never closed"

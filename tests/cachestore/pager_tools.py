@@ -14,7 +14,6 @@ from umbel.cachestore.disk.files import Payload, write_file
 from umbel.cachestore.disk.queue import WriteJob, Written
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens, path_tokens
 from umbel.cachestore.paging.index_recovery import recover_index
@@ -243,7 +242,7 @@ class PagedWorld(World):
         """Open the tier, and what is above it."""
         fingerprint = NAMESPACE.fingerprint
         self.cache.pool.resize(self.memory)
-        self.governor = Governor(self.cache)
+        self.governor = self.cache.governor
         self.tier = Watched(self.folder, fingerprint=fingerprint, **self._tier_options)
         self.codec = FakeCodec(self.registry, self.stack, self.each, copies=self.copies)
         self.pager = Pager(
@@ -309,7 +308,7 @@ class PagedWorld(World):
     def page_out(self) -> None:
         """Leave all that can be to the disk, once all of it is there."""
         self.write_all()
-        self.cache.evictor.evict(0)
+        self.cache.governor.evict(0)
         self.check()
 
     def close_tier(self) -> None:
@@ -321,7 +320,7 @@ class PagedWorld(World):
         assert not self.sequences
         self.close_tier()
         self.pins.close()
-        self.cache.evictor.clear()
+        self.cache.governor.clear()
         assert not self.registry.nbytes
         longest = self.cache.longest
         self.cache = PrefixCache(
@@ -371,9 +370,9 @@ class PagedWorld(World):
         self.step()
         self.check_disk()
         self.pins.close()
-        self.cache.evictor.clear()
+        self.cache.governor.clear()
         self.check()
-        self.cache.evictor.forget_persisted(0)
+        self.cache.governor.forget_persisted(0)
         self.step()
         self.step()
         super().finish()

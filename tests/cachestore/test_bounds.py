@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from structlog.testing import capture_logs
 
-from umbel.cachestore.governor import MemoryPool, Share, TenantBounds, stages
+from umbel.cachestore.evict import Share, stages
+from umbel.cachestore.governor import MemoryPool, TenantBounds
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.tries import Namespace
 
@@ -98,13 +99,13 @@ def test_a_request_that_runs_wins_over_floors(make_world: MakeWorld) -> None:
     bound(world.cache, a=TenantBounds(floor=400), b=TenantBounds(floor=400))
     world.serve(conversation(1, 100), namespace=A)
     world.serve(conversation(2, 100), namespace=B)
-    assert world.cache.evictor.evictable().nbytes == 800
+    assert world.cache.governor.evictable().nbytes == 800
     running = world.begin(conversation(1, 101), namespace=A)
-    world.cache.evictor.evict(500)
+    world.cache.governor.evict(500)
     assert held(world, A) == 400, "leased"
     assert held(world, B) == 100, "a floor that cannot be kept is not kept"
     running.fail()
-    world.cache.evictor.evict(0)
+    world.cache.governor.evict(0)
     assert world.cache.tries.size.nbytes == 0
 
 
@@ -118,14 +119,14 @@ def test_bounds_are_over_all_models() -> None:
         world.serve(conversation(1, 50), namespace=A)
         world.serve(conversation(2, 50), namespace=B)
     pool.bounds = lambda tenant: TenantBounds(floor=300 if tenant == "a" else 0)
-    one.cache.evictor.evict(0)
+    one.cache.governor.evict(0)
     assert (held(one, A), held(one, B)) == (0, 0), "it must go, floor or not"
     one.serve(conversation(1, 50), namespace=A)
-    one.cache.evictor.evict_from_all(Size(300, PLENTY))
+    one.cache.governor._evict(one.cache.pool.tries, Size(300, PLENTY))
     assert held(one, A) + held(two, A) == 300
     assert held(two, B) == 0
     for world in (one, two):
-        world.cache.evictor.clear()
+        world.cache.governor.clear()
 
 
 TENANTS = st.sampled_from([A, B, C])
@@ -164,9 +165,9 @@ def test_nobody_is_taken_from_before_who_has_more(
         elif what == "evict":
             stored = world.cache.tries.size.nbytes
             limit = stored * size // 100
-            least = stored - world.cache.evictor.evictable().nbytes
+            least = stored - world.cache.governor.evictable().nbytes
             with watched(world.cache, limit):
-                world.cache.evictor.evict(limit)
+                world.cache.governor.evict(limit)
             assert world.cache.tries.size.nbytes <= max(limit, least)
         world.check()
     for sequence in list(world.sequences):
@@ -226,7 +227,7 @@ def test_who_has_more_than_its_share_of_the_disk_is_forgotten_first(
         if bounds is not None:
             bound(world.cache, b=bounds)
         before = holdings(world.cache)
-        world.cache.evictor.forget_persisted(world.cache.tries.files.nbytes - 1)
+        world.cache.governor.forget_persisted(world.cache.tries.files.nbytes - 1)
         after = holdings(world.cache)
         assert (after["a"].files == before["a"].files) == (bounds is not None)
         assert (after["b"].files == before["b"].files) == (bounds is None)

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from umbel.cachestore.governor import Governor, max_copy_bytes
-from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.governor import Governor
+from umbel.cachestore.ledger import Kind, Size, max_copy_bytes
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
 
@@ -32,7 +32,7 @@ BUDGET = Size(1600, 1000)
 def governed(world: World, nbytes: int = 1600, buffers: int = 1000) -> Governor:
     """Put a governor over a world's cache."""
     world.cache.pool.resize(Size(nbytes, buffers))
-    return Governor(world.cache)
+    return world.cache.governor
 
 
 def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
@@ -240,7 +240,7 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
     registry = Registry()
     cache = PrefixCache(KV.layout, budget=PLENTY, longest=longest)
     cache.pool.resize(BUDGET)
-    governor = Governor(cache)
+    governor = cache.governor
     peaks = [0]
 
     def observe() -> None:
@@ -263,5 +263,5 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
         assert max(peaks) <= BUDGET.nbytes
         assert governor.ledger.total.within(governor.pool.limit)
     assert registry.nbytes == cache.tries.size.nbytes
-    cache.evictor.clear()
+    cache.governor.clear()
     assert not registry.spans

@@ -8,8 +8,7 @@ import pytest
 
 from umbel.cachestore import prefix_cache
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.evict import Evictor
-from umbel.cachestore.governor import Recency
+from umbel.cachestore.governor import Governor, Recency
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
@@ -31,7 +30,7 @@ PLACES = [
     (RadixTrie, "set_checkpoint"),
     (Recency, "next"),
     (PrefixCache, "_check_handover"),
-    (Evictor, "evict"),
+    (Governor, "evict"),
     (PinnedPaths, "settle"),
 ]
 

@@ -114,7 +114,7 @@ def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
     assert len(world.cache.tries) == 0
     open_lease = world.begin(range(5), namespace=Namespace("open", "model"))
     world.serve(range(5), namespace=Namespace("other", "model"))
-    world.cache.evictor.clear()
+    world.cache.governor.clear()
     assert [namespace.tenant for namespace, _ in world.cache.tries.items()] == ["open"]
     open_lease.prefill().close()
     assert world.probe(range(5), namespace=open_lease.namespace)[1] == 4
@@ -128,7 +128,7 @@ def test_a_lease_survives_what_others_do_to_its_path(world: World) -> None:
     for fork in (50, 20, 35, 5):
         world.serve([*range(fork), 900 + fork, 901])
         world.check()
-    world.cache.evictor.clear()
+    world.cache.governor.clear()
     world.check()
     holder.decode([70, 71]).close()
     world.check()
@@ -260,7 +260,7 @@ def test_a_rewinding_checkpoint_below_the_match_is_retained(make_world: MakeWorl
     assert sequence.cached == 8
     assert sequence.lease.checkpoint is not None
     assert sequence.lease.checkpoint.offset > 8
-    world.cache.evictor.clear()
+    world.cache.governor.clear()
     world.check()
     sequence.fail()
 
@@ -281,7 +281,7 @@ def test_only_what_was_matched_is_retained(make_world: MakeWorld) -> None:
     world = make_world(KV)
     world.serve(range(1000))
     sequence = world.begin([*range(10), 99])
-    world.cache.evictor.clear()
+    world.cache.governor.clear()
     assert world.cache.tries.size.nbytes == 40
     world.check()
     sequence.fail()
@@ -334,7 +334,7 @@ def test_a_cut_is_noticed_though_another_namespace_is_dropped(make_world: MakeWo
     world.serve(range(10))
     reader = world.begin(range(20))
     seen, spans = world.cache.tries.splits, reader.lease.spans()
-    world.cache.evictor.evict(0)
+    world.cache.governor.evict(0)
     assert len(world.cache.tries) == 1
     world.serve([*range(5), 20, 21])
     assert reader.lease.spans() != spans

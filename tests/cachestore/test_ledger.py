@@ -38,15 +38,6 @@ def test_all_sums_agree(kinds: list[Kind], entries: list[tuple[int, str, Size]])
     assert ledger.total == NOTHING
 
 
-def test_an_account_is_a_context_manager() -> None:
-    """It gives back what it holds, also when something fails in it."""
-    ledger = Ledger()
-    with ledger.account(Kind.TAIL) as account:
-        account.add(Size(5, 1))
-        assert ledger.held(Kind.TAIL) == Size(5, 1)
-    assert ledger.total == NOTHING
-
-
 def test_within_looks_at_both() -> None:
     """Many small buffers are as much too much as many bytes."""
     limit = Size(10, 2)

@@ -120,7 +120,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(percent=st.integers(0, 100))
     def evict(self, percent: int) -> None:
         """Some of what is stored is forgotten."""
-        self.world.cache.evictor.evict(self.world.cache.tries.size.nbytes * percent // 100)
+        self.world.cache.governor.evict(self.world.cache.tries.size.nbytes * percent // 100)
 
     @rule(budget=st.sampled_from([0, 100, 400, 1 << 30]))
     def press(self, budget: int) -> None:
@@ -130,7 +130,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         """Everything is forgotten that nobody holds."""
-        self.world.cache.evictor.clear()
+        self.world.cache.governor.clear()
         held = {id(node) for lease in self.world.cache.leases for node in lease.deepest.path()}
         left = [node for trie in self.world.cache.tries for node in trie.nodes()]
         assert all(id(node) in held for node in left)

@@ -144,7 +144,7 @@ class PagerMachine(RuleBasedStateMachine):
         """Some of what is in memory is given up, within the bounds of tenants."""
         limit = self.world.cache.tries.size.nbytes * percent // 100
         with watched(self.world.cache, limit):
-            self.world.cache.evictor.evict(limit)
+            self.world.cache.governor.evict(limit)
 
     @rule(one=BOUNDS, other=BOUNDS)
     def bound(self, one: TenantBounds, other: TenantBounds) -> None:
@@ -202,7 +202,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(percent=st.integers(0, 100))
     def forget_persisted(self, percent: int) -> None:
         """The disk's budget shrinks for a moment."""
-        self.world.cache.evictor.forget_persisted(
+        self.world.cache.governor.forget_persisted(
             self.world.cache.tries.files.nbytes * percent // 100
         )
 

@@ -6,8 +6,7 @@ import pytest
 
 from umbel.cachestore import check, prefix_cache, shared
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.evict import Evictor
-from umbel.cachestore.governor import Recency
+from umbel.cachestore.governor import Governor, Recency
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.shared import PinnedPaths, Pins
 from umbel.cachestore.trie import RadixTrie
@@ -21,8 +20,8 @@ PLACES: list[tuple[Any, str]] = [
     (shared, "digest"),
     (shared, "size_in_memory"),
     (RadixTrie, "prune"),
-    (Evictor, "evict"),
-    (Evictor, "clear"),
+    (Governor, "evict"),
+    (Governor, "clear"),
     (Recency, "next"),
     (PinnedPaths, "put"),
     (PinnedPaths, "settle"),
@@ -97,6 +96,6 @@ def test_pin_is_whole_or_not_there(
         own.close()
     assert own not in world.cache.pool.pins
     assert world.cache.leases == set()
-    world.cache.evictor.clear()
+    world.cache.governor.clear()
     assert world.cache.tries.size.nbytes == 0
     assert check.problems(world.cache) == []

@@ -12,7 +12,7 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError
-from umbel.cachestore.evict import Evictor
+from umbel.cachestore.governor import Governor
 from umbel.cachestore.prefix_cache import PrefixCache
 
 from .fakes import STACKS, FakeSequence, Stack, TokenIds, World
@@ -95,7 +95,7 @@ def test_no_wrong_state_under_pressure(stack: Stack, share: float) -> None:
     assert world.cache.tries.statistics().evictions > REQUESTS / 4
 
 
-class Ruthless(Evictor):
+class Ruthless(Governor):
     """Evicts what is leased, as if nobody had retained it."""
 
     def evict(self, budget: int, buffers: int = 1 << 62) -> None:
@@ -115,7 +115,7 @@ def test_without_leases_wrong_states_are_seen(stack: Stack) -> None:
     world = World(stack, interval=16)
     layout: Layout = stack.layout
     world.cache = PrefixCache(layout, budget=budget_of_one(stack))
-    world.cache.evictor = Ruthless(world.cache.tries, world.cache.pool)
+    world.cache.governor = Ruthless(world.cache.tries, world.cache.pool)
     traffic = Traffic(world, seed=2)
 
     def run() -> None:

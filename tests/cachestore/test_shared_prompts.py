@@ -93,8 +93,8 @@ def test_it_is_always_there(world: World) -> None:
     """Nothing evicts or clears it, whoever is short of room."""
     pins = shared(world)
     follow(world, A, 1)
-    world.cache.evictor.evict(0)
-    world.cache.evictor.clear()
+    world.cache.governor.evict(0)
+    world.cache.governor.clear()
     assert follow(world, B, 2)[1] == len(PROMPT)
     end(world, pins)
 
@@ -116,12 +116,12 @@ def test_shared_no_more_it_is_forgotten_with_what_follows(world: World) -> None:
     running = world.begin([*prompt, 7], namespace=A)
     assert pins.unpin(SHARED, "system")
     assert world.probe([*prompt, 7], A) == (0, 0), "it is nobody's beginning any more"
-    world.cache.evictor.evict(0)
+    world.cache.governor.evict(0)
     world.check()
     running.prefill().decode((1, 2, 3)).finish()
     world.check()
     assert world.probe([*prompt, 7], A) == (0, 0)
-    world.cache.evictor.clear()
+    world.cache.governor.clear()
     assert world.cache.tries.size.nbytes == 0
     world.finish()
 

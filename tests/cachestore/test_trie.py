@@ -256,7 +256,7 @@ def test_retaining_holds_the_whole_path_and_releasing_gives_it_back() -> None:
     trie.retain(stem)
     counts = [node.ref_count for node in (trie.root, stem, left, right)]
     assert counts == [3, 3, 2, 0]
-    with pytest.raises(ValueError, match="holds"):
+    with pytest.raises(ValueError, match="without leases"):
         trie.shorten(left, 2)
     upper = trie.split(stem, 1)
     trie.release(left)

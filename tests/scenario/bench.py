@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
@@ -182,7 +181,7 @@ class Bench:
         self._events: list[tuple[Sequence, Event]] = []
         kv_cache = KVCacheManager(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
         self.cache.pool.resize(Size(memory, 1 << 40))
-        self.governor = Governor(self.cache)
+        self.governor = self.cache.governor
         self.engine = Engine(
             self.runner,
             kv_cache,

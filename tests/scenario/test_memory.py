@@ -157,7 +157,7 @@ def test_nobody_is_preempted_so_that_a_batch_can_shrink() -> None:
     decode = [server.cache_of(name) for name in names[:8]]
     steady = runner.cost(runner.plan(decode, may_copy=False)).nbytes
     assert steady < runner.cost(runner.plan(decode)).nbytes
-    server.assembly.cache.evictor.clear()
+    server.assembly.cache.governor.clear()
     server.allow((server.booked + steady) * 16 // 15 + 64)
     server.step()
     assert (server.preemptions, placement.rows) == (0, rows)
@@ -184,7 +184,7 @@ def test_what_is_restored_is_freed_without_a_collector() -> None:
     try:
         for ask in [*asks, *asks]:
             server.serve([ask])
-        server.assembly.cache.evictor.clear()
+        server.assembly.cache.governor.clear()
         mx.synchronize()
         assert server.assembly.cache.tries.size.nbytes == 0
         assert server.active <= _SHARED_BUFFER
@@ -210,7 +210,7 @@ def test_four_hundred_requests_leave_no_object() -> None:
         ]
         for start in range(0, count, 20):
             server.serve(asks[start : start + 20])
-            server.assembly.cache.evictor.clear()
+            server.assembly.cache.governor.clear()
         for kept in (server.live, server.told, server.paces):
             kept.clear()
 

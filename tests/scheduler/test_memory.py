@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.restoration import Known
 from umbel.models.memory_profile import Held
@@ -84,7 +83,7 @@ class PlannerFixture:
     ) -> None:
         self.world = world or World(KV)
         self.world.cache.pool.resize(Size(nbytes, buffers))
-        self.governor = Governor(self.world.cache)
+        self.governor = self.world.cache.governor
         self.ledger = self.governor.ledger
         self.others = self.ledger.account(Kind.PAGING)
         self.runner = Figures()

@@ -65,7 +65,7 @@ def test_a_failure_turns_the_disk_off(
     assert engine.page_in(asking)
     engine.step()
     (node,) = [n for trie in world.cache.tries for n in trie.nodes() if n.writers]
-    world.cache.evictor.evict(0)
+    world.cache.governor.evict(0)
     assert node.span is not None, "it is held until it is written"
     read = engine.page_ins
     owner = world.pager if where == "step" else world.pager.page_in
@@ -77,7 +77,7 @@ def test_a_failure_turns_the_disk_off(
     assert (told.state, told.reason) == ("off", "it failed: ZeroDivisionError: by a mistake")
     assert engine.step() is False
     assert engine.page_ins == read
-    world.cache.evictor.evict(0)
+    world.cache.governor.evict(0)
     assert world.cache.tries.size.nbytes == 0
     assert world.cache.ledger.held(Kind.PAGING) == Size()
     assert not world.pager.write_all()
