@@ -78,7 +78,7 @@ def _dirty_problems(trie: RadixTrie) -> Iterator[str]:
 
 
 def _totals(trie: RadixTrie) -> Totals:
-    found = Totals(leases=trie.root.ref_count)
+    found = Totals()
     for node in trie.nodes():
         found.nodes += 1
         found.known_tokens += len(node.tokens)

@@ -19,22 +19,14 @@ _OWN = 2  # checkpoints that a conversation needs for its next turn: FINAL and M
 class Reason(enum.IntEnum):
     """Why a checkpoint was taken; of two at one offset, the smaller reason is the better."""
 
-    JUNCTION = 0
-    """Where a second request was seen to diverge."""
-    FINAL = 1
-    """The end of what was computed: where a follow-up with the exact history resumes."""
-    MESSAGE = 2
-    """A message boundary that a next turn keeps."""
-    SYSTEM = 3
-    """The end of system prompt and tools, which other conversations share."""
-    HINT = 4
-    """Where the client says that what other requests share ends."""
-    DECODE = 5
-    """Inside an answer."""
-    PROMPT = 6
-    """One before the end of a prompt without message boundaries: where an exact repeat resumes."""
-    GRID = 7
-    """A multiple of the interval, for prompts that change somewhere in the middle."""
+    JUNCTION = 0  # a second request was seen to diverge there
+    FINAL = 1  # the end of what was computed: a follow-up with the exact history resumes there
+    MESSAGE = 2  # a message boundary that a next turn keeps
+    SYSTEM = 3  # the end of system prompt and tools, which other conversations share
+    HINT = 4  # the end of a shared part, by the client's hint
+    DECODE = 5  # inside an answer
+    PROMPT = 6  # one before the end of a prompt without messages: an exact repeat resumes there
+    GRID = 7  # a multiple of the interval, for prompts that change somewhere in the middle
 
 
 class Captured(NamedTuple):

@@ -78,60 +78,63 @@ def victims(
         persisted: only state that is on disk: losing it costs a read, not a prefill.
         wanted: True if a trie is still to be evicted from; asked for each victim.
     """
-    serial = count()
-    heap: list[Victim] = []
+    serial, found = count(), list[Victim]()
+
+    def span_of(trie: RadixTrie, node: TrieNode) -> Victim:
+        return Victim(node.last_used, -node.end, next(serial), trie, node, checkpoint=False)
+
+    def exposed_by(gone: Victim) -> Victim | None:
+        node = gone.node
+        if node.span is None and node.parent is not None:
+            node = node.parent  # it was perhaps the last child in memory
+        return span_of(gone.trie, node) if _exposed(node, persisted=persisted) else None
+
     for trie in tries:
         nodes = list(trie.nodes())
-        heap += [
+        found += [
             Victim(used, -node.end, next(serial), trie, node, checkpoint=True)
             for node, used in _checkpoints(nodes)
             if not persisted or node.persisted_checkpoint is not None
         ]
-        heap += [
-            _span_of(node, trie, next(serial))
-            for node in nodes
-            if _exposed(node, persisted=persisted)
-        ]
-    heapq.heapify(heap)
-    while heap:
-        victim = heapq.heappop(heap)
-        if not wanted(victim.trie):
-            continue
-        yield victim
-        node, trie = victim.node, victim.trie
-        if node.span is None and node.parent is not None:
-            node = node.parent  # it has gone, and was perhaps the last child in memory
-        if _exposed(node, persisted=persisted):
-            heapq.heappush(heap, _span_of(node, trie, next(serial)))
+        found += [span_of(trie, node) for node in nodes if _exposed(node, persisted=persisted)]
+    return _in_order(found, wanted, exposed_by)
 
 
 def persisted_victims(
     tries: Iterable[RadixTrie], wanted: Callable[[RadixTrie], bool]
-) -> Iterator[tuple[RadixTrie, TrieNode]]:
+) -> Iterator[Victim]:
     """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
 
     The caller drops a node's files before it asks for the next one. For `wanted`, see `victims`.
     """
     serial = count()
-    heap = [
-        (_recency(node), -node.end, next(serial), trie, node)
-        for trie in tries
-        for node in trie.nodes()
-        if _last_on_disk(node)
-    ]
+
+    def files_of(trie: RadixTrie, node: TrieNode) -> Victim:
+        used = max(node.last_used, node.checkpoint_used)
+        return Victim(used, -node.end, next(serial), trie, node, checkpoint=False)
+
+    def exposed_by(gone: Victim) -> Victim | None:
+        parent = gone.node.parent
+        is_last = parent is not None and parent.parent is not None and _last_on_disk(parent)
+        return files_of(gone.trie, parent) if parent is not None and is_last else None
+
+    found = [files_of(trie, n) for trie in tries for n in trie.nodes() if _last_on_disk(n)]
+    return _in_order(found, wanted, exposed_by)
+
+
+def _in_order(
+    heap: list[Victim],
+    wanted: Callable[[RadixTrie], bool],
+    exposed_by: Callable[[Victim], Victim | None],
+) -> Iterator[Victim]:
+    """Yield the least valuable victim, then add the one that its end has exposed."""
     heapq.heapify(heap)
     while heap:
-        *_, trie, node = heapq.heappop(heap)
-        if not wanted(trie):
-            continue
-        parent = node.parent
-        yield trie, node
-        if parent is not None and parent.parent is not None and _last_on_disk(parent):
-            heapq.heappush(heap, (_recency(parent), -parent.end, next(serial), trie, parent))
-
-
-def _recency(node: TrieNode) -> int:
-    return max(node.last_used, node.checkpoint_used)
+        victim = heapq.heappop(heap)
+        if wanted(victim.trie):
+            yield victim
+            if (exposed := exposed_by(victim)) is not None:
+                heapq.heappush(heap, exposed)
 
 
 def _last_on_disk(node: TrieNode) -> bool:
@@ -151,10 +154,6 @@ def shortened(node: TrieNode, over: int) -> int:
         return node.start
     tokens = -(-over * len(node.tokens) // node.span.nbytes)
     return node.end - max(1, tokens)
-
-
-def _span_of(node: TrieNode, trie: RadixTrie, serial: int) -> Victim:
-    return Victim(node.last_used, -node.end, serial, trie, node, checkpoint=False)
 
 
 def _exposed(node: TrieNode, *, persisted: bool) -> bool:

@@ -304,10 +304,10 @@ class Governor:
 
             if self.pool.stored_on_disk <= goal:
                 break
-            for trie, node in persisted_victims(filter(wanted, owners), wanted):
+            for victim in persisted_victims(filter(wanted, owners), wanted):
                 if self.pool.stored_on_disk <= goal:
                     break
-                forget_files(trie, node, has_spans=has_spans[trie])
+                forget_files(victim.trie, victim.node, has_spans=has_spans[victim.trie])
                 forgotten += 1
         for tries in models:
             tries.drop_empty()

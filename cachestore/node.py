@@ -158,12 +158,11 @@ def size_in_memory(node: TrieNode) -> Size:
 class Totals:
     """Sums over a trie's nodes without the root; the trie and its `Persistence` alone change them.
 
-    `leases` counts open retains of a path, `held_bytes` state in memory that is retained.
+    `held_bytes` is state in memory that is retained.
     """
 
     nodes: int = 0
     known_tokens: int = 0
     whole_states: int = 0
     stored_tokens: int = 0
-    leases: int = 0
     held_bytes: int = 0

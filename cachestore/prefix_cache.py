@@ -130,23 +130,22 @@ class Lease:
             CacheError: as from `close`; the lease stays as it was.
         """
         self._check()
-        self._cache.publish(self, tokens, span)
-
-    def moved(self, resume: TrieNode, stored: int) -> None:
-        """Note where the path ends now, and how many checkpoints have been stored."""
-        self.resume = self.deepest = resume
-        self.held = resume.end
+        self._check_handover(tokens, span)
+        trie, tick = self.trie, self._cache.pool.recency.next()
+        insert(trie, tokens, self.held, span)
+        for item in list(self.captured):
+            if item.reason in SHARED and item.checkpoint.offset <= len(tokens):
+                self.captured.remove(item)
+                self.checkpoints_kept -= 1
+                attach(trie, tokens, item.checkpoint, tick)
+        end = node_at(trie, trie.match(tokens).node, len(tokens))
+        trie.retain(end)
+        trie.release(self.deepest)
+        trie.touch(end, tick)
+        self.resume = self.deepest = end
+        self.held = end.end
         self._checkpoint = None  # restored long since, and not retained any more
-        self.checkpoints_kept -= stored
         self._count()
-
-    def drop_captured(self) -> None:
-        """Close what was captured and has not been stored."""
-        try:
-            while self.captured:
-                self.captured.pop().checkpoint.close()
-        finally:
-            self._account.close()
 
     def close(self, tokens: Tokens | None = None, span: Span | None = None) -> None:
         """Give back the path, and hand over what was computed.
@@ -159,11 +158,52 @@ class Lease:
             CacheError: `span` is not as long as the tokens that were computed, or the tokens
                 are not those that were leased. The lease is closed, and nothing is kept.
         """
-        if self.open:
-            self.open = False
-            self._cache.release(self, tokens, span)
-        elif span is not None:
-            span.close()
+        if not self.open:
+            if span is not None:
+                span.close()
+            return
+        self.open = False
+        cache, trie = self._cache, self.trie
+        cache.leases.remove(self)
+        trie.release(self.deepest)
+        with ExitStack() as after:  # the last one first, each whatever the others raise
+            after.callback(cache.pinned.settle)
+            after.callback(cache.governor.evict, cache.budget)
+            after.callback(self._drop_captured)
+            with ExitStack() as unless_stored:
+                if span is not None:
+                    unless_stored.callback(span.close)
+                trie.prune(self.deepest)
+                if tokens is None:
+                    return
+                self._check_handover(tokens, span)
+                unless_stored.pop_all()  # it changes hands, whatever happens next
+            insert(trie, tokens, self.held, span)
+            tick = cache.pool.recency.next()
+            while self.captured:
+                attach(trie, tokens, self.captured.pop().checkpoint, tick)
+            leaf = trie.prune(trie.match(tokens).node)
+            trie.touch(leaf, tick)
+            compact(trie, leaf, cache.longest)
+
+    def _drop_captured(self) -> None:
+        try:
+            while self.captured:
+                self.captured.pop().checkpoint.close()
+        finally:
+            self._account.close()
+
+    def _check_handover(self, tokens: Tokens, span: Span | None) -> None:
+        """Refuse what is not the state of these tokens, before it is in the trie."""
+        has_spans = self._cache.layout.spans
+        fresh = max(0, len(tokens) - self.held) if has_spans else 0
+        given = 0 if span is None else span.length
+        if given != fresh:
+            raise CacheError(f"a span of {given} tokens was handed over for {fresh} computed ones")
+        # Without spans, published tokens after the last checkpoint are not kept.
+        kept = self.held if has_spans else self.cached
+        if self.trie.match(tokens).length < min(kept, len(tokens)):
+            raise CacheError("the tokens handed over are not those of the leased path")
 
     def __enter__(self) -> Self:
         return self
@@ -268,61 +308,3 @@ class PrefixCache:
             trie.checkpoints.close()
         self.governor.close()
         self.pool.tries.remove(self.tries)
-
-    # -- for leases --------------------------------------------------------------------
-
-    def release(self, lease: Lease, tokens: Tokens | None, span: Span | None) -> None:
-        """Take back a lease that is being closed; see `Lease.close`."""
-        trie = lease.trie
-        self.leases.remove(lease)
-        trie.release(lease.deepest)
-        with ExitStack() as after:  # the last one first, each whatever the others raise
-            after.callback(self.pinned.settle)
-            after.callback(self.governor.evict, self.budget)
-            after.callback(lease.drop_captured)
-            with ExitStack() as unless_stored:
-                if span is not None:
-                    unless_stored.callback(span.close)
-                trie.prune(lease.deepest)
-                if tokens is None:
-                    return
-                self._check_handover(lease, tokens, span)
-                unless_stored.pop_all()  # it changes hands, whatever happens next
-            insert(trie, tokens, lease.held, span)
-            tick = self.pool.recency.next()
-            while lease.captured:
-                attach(trie, tokens, lease.captured.pop().checkpoint, tick)
-            leaf = trie.prune(trie.match(tokens).node)
-            trie.touch(leaf, tick)
-            compact(trie, leaf, self.longest)
-
-    def publish(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
-        """Store what a lease has computed so far; see `Lease.publish`."""
-        trie = lease.trie
-        self._check_handover(lease, tokens, span)
-        insert(trie, tokens, lease.held, span)
-        shared = [
-            item
-            for item in lease.captured
-            if item.reason in SHARED and item.checkpoint.offset <= len(tokens)
-        ]
-        tick = self.pool.recency.next()
-        for item in shared:
-            lease.captured.remove(item)
-            attach(trie, tokens, item.checkpoint, tick)
-        end = node_at(trie, trie.match(tokens).node, len(tokens))
-        trie.retain(end)
-        trie.release(lease.deepest)
-        trie.touch(end, tick)
-        lease.moved(end, len(shared))
-
-    def _check_handover(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
-        """Refuse what is not the state of these tokens, before it is in the trie."""
-        fresh = max(0, len(tokens) - lease.held) if self.layout.spans else 0
-        given = 0 if span is None else span.length
-        if given != fresh:
-            raise CacheError(f"a span of {given} tokens was handed over for {fresh} computed ones")
-        # Without spans, published tokens after the last checkpoint are not kept.
-        kept = lease.held if self.layout.spans else lease.cached
-        if lease.trie.match(tokens).length < min(kept, len(tokens)):
-            raise CacheError("the tokens handed over are not those of the leased path")

@@ -228,7 +228,6 @@ class RadixTrie:
 
     def retain(self, node: TrieNode) -> None:
         """Hold a node and all above it: none of them is evicted, paged out or merged."""
-        self.totals.leases += 1
         held: TrieNode | None = node
         while held is not None:
             if not held.ref_count:
@@ -238,7 +237,6 @@ class RadixTrie:
 
     def release(self, node: TrieNode) -> None:
         """Hold a node and all above it once less. Empty nodes stay until `prune`."""
-        self.totals.leases -= 1
         held: TrieNode | None = node
         while held is not None:
             held.ref_count -= 1

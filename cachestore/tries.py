@@ -118,7 +118,7 @@ class Tries:
             nodes=sum(each.nodes for each in totals),
             tokens=sum(each.known_tokens for each in totals),
             checkpoints=sum(each.whole_states for each in totals),
-            leases=sum(each.leases for each in totals),
+            leases=sum(trie.root.ref_count for trie in tries),
             span_bytes=sum(trie.spans.size.nbytes for trie in tries),
             checkpoint_bytes=sum(trie.checkpoints.size.nbytes for trie in tries),
             stored_tokens=sum(each.stored_tokens for each in totals),

@@ -11,7 +11,7 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.governor import Governor, Recency
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.prefix_cache import Lease
 from umbel.cachestore.shared import PinnedPaths
 from umbel.cachestore.trie import RadixTrie
 
@@ -29,7 +29,7 @@ PLACES = [
     (RadixTrie, "set_span"),
     (RadixTrie, "set_checkpoint"),
     (Recency, "next"),
-    (PrefixCache, "_check_handover"),
+    (Lease, "_check_handover"),
     (Governor, "evict"),
     (PinnedPaths, "settle"),
 ]
@@ -72,7 +72,7 @@ def test_lease_closes_whatever_is_raised(
         with suppress(PanicError):  # nothing was leased
             request(world, tokens)
         assert world.cache.leases == set()
-    assert not any(trie.totals.leases for trie in world.cache.tries)
+    assert not any(trie.root.ref_count for trie in world.cache.tries)
     stored = sum(trie.checkpoints.size.nbytes for trie in world.cache.tries)
     assert world.cache.ledger.held(Kind.CHECKPOINT).nbytes == stored
 
