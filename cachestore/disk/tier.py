@@ -12,21 +12,22 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
-from ..errors import DiskTierError
+from ..errors import DamagedFileError, DiskTierError, UnreadableFileError
 from ..record import Pin, Record
-from .files import DIGEST, identity, new_name, write_file
+from .files import DIGEST, identity, new_name, verify_file, write_file
 from .index import is_damage
 from .queue import State, WriteJob, WriteQueue
 from .recovery import open_folder, reason_of
-from .verifier import DiskVerifier
+from .worker import Worker
 
 log = structlog.get_logger()
 
@@ -34,6 +35,13 @@ _clock = time.monotonic
 
 _GRACE = 2.0  # seconds that the threads get to notice that they shall give up
 _WARN_EVERY = 60.0  # seconds between warnings of what may happen thousands of times
+
+
+class Verified(NamedTuple):
+    """Records whose files are damaged (missing, different, of another path) or unreadable now."""
+
+    damaged: list[Record]
+    unreadable: list[Record]
 
 
 class DiskTier(WriteQueue):
@@ -70,7 +78,7 @@ class DiskTier(WriteQueue):
     ) -> None:
         self.folder = folder.absolute()
         opened = open_folder(self.folder, fingerprint)
-        super().__init__(queue_bytes, retry_after, opened.records)
+        super().__init__(queue_bytes, retry_after, opened.records, self._keep)
         self.records = opened.records
         self.pins = opened.pins
         self.collected = opened.collected
@@ -82,11 +90,9 @@ class DiskTier(WriteQueue):
         self._guard = threading.Lock()  # guards the two that follow
         self._unread = 0
         self._silent_until = 0.0
-        self.verifier = DiskVerifier(self.folder, wake, self._folder_is_there, self.cannot_read)
-        writer = threading.Thread(target=self._run, name="umbel-disk-writer", daemon=True)
-        self._threads = (writer, self.verifier.thread)
-        for thread in self._threads:
-            thread.start()
+        self._verifier = Worker("umbel-disk-verifier")
+        self.thread.start()
+        self._verifier.thread.start()
 
     def path(self, record: Record) -> Path:
         """Where a record's file is."""
@@ -110,9 +116,17 @@ class DiskTier(WriteQueue):
         """Have the index forget a path."""
         self.call(partial(self._transact, partial(self._index.unpin, name, tenant)))
 
+    def verify(self, records: Sequence[Record]) -> Future[Verified]:
+        """Read files and compare them with what was written; a DiskTierError if closed first."""
+        future: Future[Verified] = Future()
+        refuse = partial(_refuse, future)
+        if not self._verifier.add(partial(self._verify, list(records), future), refuse):
+            refuse()
+        return future
+
     def cannot_read(self, reason: str) -> None:
         """Note that a file cannot be read at present. Safe to call from any thread."""
-        self.fail()
+        self.failed()
         with self._guard:
             self._unread += 1
             now = _clock()
@@ -127,12 +141,7 @@ class DiskTier(WriteQueue):
         deadline = time.monotonic() + timeout
         if not super().flush(timeout):
             return False
-        with suppress(DiskTierError):  # closed: nothing waits there
-            try:
-                self.verifier.verify([]).result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                return False
-        return True
+        return self._verifier.flush(max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout: float) -> None:
         """Finish what is queued, but give up after `timeout` s. Idempotent.
@@ -140,42 +149,52 @@ class DiskTier(WriteQueue):
         Returns at most two seconds later than that. The folder is given up when the writer
         has ended: if a disk never answers, that is when the process does.
         """
+        workers: tuple[Worker, ...] = (self, self._verifier)
         for abandon, seconds in ((False, timeout), (True, _GRACE)):
-            self.end(abandon=abandon)
-            self.verifier.end(abandon=abandon)
             deadline = time.monotonic() + seconds
-            for thread in self._threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
+            for worker in workers:
+                worker.end(abandon=abandon)
+            for worker in workers:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        if any(worker.thread.is_alive() for worker in workers):
             log.warning("disk threads did not stop: the disk does not answer")
+
+    # -- on the verifier's thread ----------------------------------------------------------
+
+    def _verify(self, records: list[Record], future: Future[Verified]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        verified = Verified([], [])
+        try:
+            for record in records:
+                self._compare(record, verified)
+            future.set_result(verified)
+        except Exception as error:  # noqa: BLE001  (it belongs to the future's owner)
+            future.set_exception(error)
+        self._wake()
+
+    def _compare(self, record: Record, verified: Verified) -> None:
+        path, stopped = self.path(record), self._verifier.is_abandoned
+        try:
+            metadata = verify_file(path, record.nbytes, record.checksum, stopped)
+            if metadata.get(DIGEST) != record.digest.hex():
+                raise DamagedFileError(f"{path} holds the state of another path")  # noqa: TRY301
+        except DamagedFileError as error:
+            log.warning("a file of the disk cache is damaged", reason=str(error))
+            self._folder_is_there()
+            verified.damaged.append(record)
+        except UnreadableFileError as error:
+            self.cannot_read(str(error))
+            verified.unreadable.append(record)
 
     # -- on the writer's thread ------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while self._step():
-                pass
-        finally:
-            self._index.close()
-            os.close(self._lock_fd)
+    def ended(self) -> None:
+        """Give the folder up."""
+        self._index.close()
+        os.close(self._lock_fd)
 
-    def _step(self) -> bool:
-        job = self.take()
-        if job is None:
-            return False
-        try:
-            if isinstance(job, WriteJob):
-                self._answer(job)
-            else:
-                job()
-        except Exception:
-            log.exception("a job of the disk cache failed")
-            self.fail()
-        finally:
-            self.done()
-        return True
-
-    def _answer(self, job: WriteJob) -> None:
+    def _keep(self, job: WriteJob) -> None:
         record, failure = None, None
         try:
             record = self._write(job)
@@ -185,7 +204,7 @@ class DiskTier(WriteQueue):
             pass
         except Exception:
             log.exception("a payload cannot be written")
-            self.fail()
+            self.failed()
         self.answer(job, record)
         if failure is not None:
             self._suspend(*failure)
@@ -218,7 +237,7 @@ class DiskTier(WriteQueue):
             try:
                 self.path(record).unlink(missing_ok=True)
             except OSError as error:
-                self.fail()
+                self.failed()
                 log.warning("cannot delete disk-cache file", reason=reason_of(error))
         self.removed(records)
 
@@ -233,7 +252,7 @@ class DiskTier(WriteQueue):
             self._suspend(*_meaning(error))
 
     def _suspend(self, state: State, reason: str) -> None:
-        self.fail()
+        self.failed()
         if self._folder_is_there():
             self._leave(state, reason)
 
@@ -261,3 +280,8 @@ def _meaning(error: OSError | sqlite3.Error) -> tuple[State, str]:
     if isinstance(error, sqlite3.Error) and is_damage(error):
         return "off", f"its index is damaged ({error}): restart umbel to begin anew"
     return "suspended", reason_of(error)
+
+
+def _refuse(future: Future[Verified]) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(DiskTierError("the disk cache was closed"))

@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from ..compaction import compact
-from ..disk.tier import DiskTier
-from ..disk.verifier import Verified
+from ..disk.tier import DiskTier, Verified
 from ..errors import DamagedFileError, UnreadableFileError
 from ..ledger import Size
 from ..node import Extent, Tokens, TrieNode
@@ -129,7 +128,7 @@ class PageIn:
         if status is not PageInStatus.ON_DISK or trie is None or missing is None:
             return status
         records = {r.id: r for node in missing.nodes for r in missing.records(node)}
-        verified = self._tier.verifier.verify(list(records.values()))
+        verified = self._tier.verify(list(records.values()))
         self.asked_bytes += sum(record.nbytes for record in records.values())
         self._requests.append(_Request(trie, missing, set(records), verified))
         return PageInStatus.BEGUN

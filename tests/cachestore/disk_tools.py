@@ -19,7 +19,8 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from umbel.cachestore.disk import files, verifier
+from umbel.cachestore.disk import files
+from umbel.cachestore.disk import tier as disk_tier
 from umbel.cachestore.disk.files import HostTensor, Payload
 from umbel.cachestore.disk.queue import WriteJob, Written
 from umbel.cachestore.disk.tier import DiskTier
@@ -80,7 +81,7 @@ def write(tier: DiskTier, *jobs: WriteJob) -> list[Record]:
 
 def damaged(tier: DiskTier, *records: Record) -> list[Record]:
     """Wait for what the tier finds damaged."""
-    verified = tier.verifier.verify(records).result(TIMEOUT)
+    verified = tier.verify(records).result(TIMEOUT)
     assert verified.unreadable == []
     return verified.damaged
 
@@ -163,7 +164,7 @@ def _in_verify(_: DiskTier) -> None:
     def verify(path: Path, nbytes: int, checksum: bytes, _: object) -> dict[str, str]:
         return files.verify_file(path, nbytes, checksum, _die)
 
-    vars(verifier)["verify_file"] = verify
+    vars(disk_tier)["verify_file"] = verify
 
 
 _WRITE = os.write
@@ -205,7 +206,7 @@ def _work(folder: Path, plan: str, seed: int) -> None:
             print(f"+{written.record.id}", flush=True)  # noqa: T201
         if kept:
             tier.touch({random_.choice(kept).id: token})
-            tier.verifier.verify(kept[-2:] if token % 4 == 2 else [])
+            tier.verify(kept[-2:] if token % 4 == 2 else [])
         if token % 4 == 3 and len(kept) > 1:
             gone = kept.pop(random_.randrange(len(kept)))
             print(f"-{gone.id}", flush=True)  # noqa: T201

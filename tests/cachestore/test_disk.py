@@ -20,8 +20,7 @@ import structlog.testing
 from umbel.cachestore.disk import tier as disk_tier
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.cachestore.disk.queue import WriteJob, WriteQueue
-from umbel.cachestore.disk.tier import DiskTier
-from umbel.cachestore.disk.verifier import Verified
+from umbel.cachestore.disk.tier import DiskTier, Verified
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.record import Pin
 
@@ -95,7 +94,7 @@ def test_the_owner_is_woken(tmp_path: Path) -> None:
         wait_until(lambda: bool(woken))
         assert woken == [(1, "umbel-disk-writer")]
         woken.clear()
-        future = tier.verifier.verify([])
+        future = tier.verify([])
         wait_until(lambda: bool(woken))
         assert woken == [(0, "umbel-disk-verifier")]
         assert future.done()
@@ -144,7 +143,7 @@ def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             tier.unpin("name", "tenant")
             asked.append(tier.completed())
             asked.append(tier.statistics().queued_bytes)
-            asked.append(tier.verifier.verify([]))
+            asked.append(tier.verify([]))
             asked.append(tier.flush(0.01))
 
         owner = threading.Thread(target=ask, daemon=True)
@@ -168,7 +167,7 @@ def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
             assert (answer.record is None) == (folder != tmp_path)
             assert given.payload.tensors == {}
         assert tier.statistics().queued_bytes == 0
-    queue, waits = WriteQueue(1 << 20, 0.0, []), job()
+    queue, waits = WriteQueue(1 << 20, 0.0, [], lambda _: None), job()
     assert queue.write(waits)
     queue.end(abandon=True)
     assert [written.record for written in queue.completed()] == [None]
@@ -308,7 +307,7 @@ def test_a_cancelled_verification_holds_nobody_up(tmp_path: Path) -> None:
     """The owner may have lost its interest."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=500_000))
-        futures = [tier.verifier.verify([record] * 5) for _ in range(5)]
+        futures = [tier.verify([record] * 5) for _ in range(5)]
         assert futures[-1].cancel()
         with pytest.raises(CancelledError):
             futures[-1].result(TIMEOUT)
@@ -320,7 +319,7 @@ def test_flush_waits_for_verifications(tmp_path: Path) -> None:
     """Everything that was asked for is done."""
     with opened(tmp_path) as tier:
         records = write(tier, *(job(token, items=300_000) for token in range(5)))
-        future = tier.verifier.verify(records)
+        future = tier.verify(records)
         assert tier.flush(TIMEOUT)
         assert future.done()
 
@@ -357,7 +356,7 @@ def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         for token in range(50):
             assert tier.write(job(token))
-        future = tier.verifier.verify([])
+        future = tier.verify([])
         tier.close(TIMEOUT)
         assert future.result(0) == Verified([], [])
         written = [done.record for done in tier.completed()]
@@ -379,7 +378,7 @@ def test_a_closed_tier_takes_nothing(tmp_path: Path) -> None:
     assert tier.flush(TIMEOUT)
     assert tier.completed() == []
     with pytest.raises(DiskTierError, match="closed"):
-        tier.verifier.verify([record]).result(TIMEOUT)
+        tier.verify([record]).result(TIMEOUT)
     assert tier.statistics().state == "off"
     assert tier.statistics().reason == "closed"
     with opened(tmp_path) as tier:
@@ -420,7 +419,7 @@ def test_closing_gives_up_verifying(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=100_000))
         monkeypatch.setattr("umbel.cachestore.disk.files.BLOCK", 16)
-        futures = [tier.verifier.verify([record] * 1000) for _ in range(3)]
+        futures = [tier.verify([record] * 1000) for _ in range(3)]
         wait_until(futures[0].running)
         tier.close(0)
         assert disk_threads() == set()

@@ -226,7 +226,7 @@ def test_thousands_are_warned_of_once(
         with monkeypatch.context() as patched, structlog.testing.capture_logs() as logs:
             patched.setattr(os, "open", failing(errno.EMFILE, []))
             for _ in range(2):
-                verified = tier.verifier.verify(records * 500).result(TIMEOUT)
+                verified = tier.verify(records * 500).result(TIMEOUT)
                 assert verified.damaged == []
                 assert len(verified.unreadable) == 1500
                 clock.now += 61
