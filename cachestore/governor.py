@@ -31,21 +31,14 @@ if TYPE_CHECKING:
 
 
 class TenantBounds(NamedTuple):
-    """Bounds of a tenant's stored state over all models, in bytes. None is no bound.
+    """Bounds of a tenant's stored state over all models, in bytes. None is no bound."""
 
-    Attributes:
-        floor: below it nothing is taken, in memory or on disk, while others exceed theirs.
-        ceiling: above it in memory, the tenant is evicted from first.
-        disk: above it in files, the tenant's files go first.
-    """
-
-    floor: int = 0
-    ceiling: int | None = None
-    disk: int | None = None
+    floor: int = 0  # below it nothing is taken, in memory or on disk, while others exceed theirs
+    ceiling: int | None = None  # above it in memory, the tenant is evicted from first
+    disk: int | None = None  # above it in files, the tenant's files go first
 
 
-Bounds = Callable[[str], TenantBounds]
-"""Says what bounds a tenant has."""
+Bounds = Callable[[str], TenantBounds]  # by tenant
 
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is

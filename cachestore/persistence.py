@@ -50,9 +50,8 @@ class FileUse:
 class Persistence:
     """A trie's own part that knows of the disk. The trie keeps it true when its shape changes.
 
-    Attributes:
-        files: references to files; shared with the tries of other namespaces.
-        dirty: nodes with state that the disk may lack, oldest first.
+    `files` is shared with other tries. `dirty` has nodes with state that the disk may lack, oldest
+    first.
     """
 
     def __init__(self, files: FileUse, totals: Totals) -> None:
@@ -94,11 +93,7 @@ class Persistence:
     # -- what the disk has -------------------------------------------------------------
 
     def add_extent(self, node: TrieNode, extent: Extent) -> None:
-        """Note that the disk has more of a node's tokens.
-
-        Raises:
-            ValueError: it would leave a gap, or reaches beyond the edge.
-        """
+        """Note that the disk has more of a node's tokens; a ValueError if it leaves a gap."""
         if extent.start != node.persisted_end or not extent.start < extent.stop <= node.end:
             raise ValueError("the disk has a node's tokens from the first on, without gaps")
         self.files.hold([extent.record])

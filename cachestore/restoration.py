@@ -26,6 +26,7 @@ _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint t
 class Missing(NamedTuple):
     """State on disk only: its nodes, parents first; `holder` has the checkpoint to restore."""
 
+    trie: RadixTrie
     nodes: list[TrieNode]
     holder: TrieNode | None
 
@@ -47,19 +48,12 @@ class Known(NamedTuple):
 
 
 class ResumePoint(NamedTuple):
-    """Where a prompt resumes.
+    """The place at which a prompt resumes."""
 
-    Attributes:
-        matched: tokens of it that the trie recognises.
-        node: the deepest that it matches.
-        offset: where it resumes, on the path of `node` or at its end.
-        holder: node whose checkpoint is restored; None without one.
-    """
-
-    matched: int
-    node: TrieNode
-    offset: int
-    holder: TrieNode | None
+    matched: int  # tokens of the prompt that the trie recognises
+    node: TrieNode  # the deepest that it matches
+    offset: int  # on the path of `node` or at its end
+    holder: TrieNode | None  # node whose checkpoint is restored
 
 
 class Restoration:
@@ -106,7 +100,7 @@ class Restoration:
         nodes = [n for n in path if n.paged_out and n.start < limit]
         if holder is not None and holder.checkpoint is None and holder not in nodes:
             nodes.append(holder)
-        return Missing(nodes, holder)
+        return Missing(trie, nodes, holder)
 
     def _limit(self, matched: int, length: int) -> int:
         """Last offset of a match at which a prompt may resume: one token is left to compute."""

@@ -281,8 +281,7 @@ def insert(trie: RadixTrie, tokens: Tokens, start: int, span: Span | None) -> No
             node = trie.split(node, known)
         _revive(trie, node, start, span)
         return
-    if known < node.end:
-        node = trie.split(node, known)
+    node = node_at(trie, node, known)
     span = _revive(trie, node, start, span)
     trie.append(node, tokens[known:].copy(), span)
 
@@ -293,8 +292,7 @@ def attach(trie: RadixTrie, tokens: Tokens, checkpoint: Checkpoint, tick: int) -
     if not trie.root.end < checkpoint.offset == known:
         checkpoint.close()
         return
-    if known < node.end:
-        node = trie.split(node, known)
+    node = node_at(trie, node, known)
     trie.touch_checkpoint(node, tick)
     trie.set_checkpoint(node, checkpoint)
 

@@ -48,10 +48,8 @@ class CacheStatistics:
 class Tries:
     """All tries of one loaded model. Belongs to the MLX thread. Iterating yields the tries.
 
-    Attributes:
-        files: references to files of all tries.
-        evictions: states that were forgotten.
-        page_outs: states that were left to the disk.
+    `files` counts references to files. `evictions` counts states that were forgotten, `page_outs`
+    those that were left to the disk.
     """
 
     def __init__(self, layout: Layout, ledger: Ledger) -> None:

@@ -97,10 +97,8 @@ def write_file(
 ) -> tuple[int, bytes]:
     """Write a file, mode 0600, that is there completely or not at all.
 
-    `stopped` is asked before each block; True gives up.
-
-    Returns:
-        The file's size in bytes and its checksum (xxh3_128, 16 bytes).
+    Returns its size in bytes and its checksum (xxh3_128, 16 bytes). `stopped` is asked before each
+    block; True gives up.
 
     Raises:
         OSError: it cannot be written. Nothing of it is left, unless that too failed.
@@ -238,8 +236,7 @@ def is_temporary(name: str) -> bool:
 def own_files(folder: Path) -> Iterator[tuple[str, int | None]]:
     """List name and size in bytes of our files, None if unknown; links and folders are never ours.
 
-    Raises:
-        OSError: the folder cannot be read, or not to its end.
+    An OSError if the folder cannot be read, or not to its end.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -260,8 +257,7 @@ Identity = tuple[tuple[int, int], ...]
 def identity(folder: Path) -> Identity | None:
     """Device and number of the folder's lock and index, which identify it; None if one is missing.
 
-    Raises:
-        OSError: that cannot be told at present.
+    An OSError if that cannot be told at present.
     """
     try:
         found = [os.lstat(path) for path in (folder / LOCK, folder / INDEX)]

@@ -82,13 +82,10 @@ class OutdatedIndexError(UnusableIndexError):
 class DiskIndex:
     """An open index, for the records and pins of one model. Belongs to one thread at a time.
 
-    Methods that read raise UnusableIndexError if it is damaged.
-
     Raises:
-        UnusableIndexError: it is damaged or of an older format.
+        UnusableIndexError: it is damaged or of an older format. Methods that read raise it too.
         DiskTierError: a newer umbel made it.
-        sqlite3.Error: it cannot be opened or written.
-        OSError: likewise.
+        sqlite3.Error, OSError: it cannot be opened or written.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -130,7 +127,9 @@ class DiskIndex:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
         if fresh:
-            self._transact(_SCHEMA)
+            with self._transaction():
+                for statement in _SCHEMA:
+                    self._database.execute(statement)
         if verdict := self._fault():
             raise UnusableIndexError(verdict)
 
@@ -147,14 +146,12 @@ class DiskIndex:
 
     def remove(self, ids: Iterable[int]) -> None:
         """Remove records, all in one transaction; unknown ones are ignored."""
-        with self._transaction():
-            self._database.executemany("DELETE FROM records WHERE id = ?", ((i,) for i in ids))
+        self._write("DELETE FROM records WHERE id = ?", ((row_id,) for row_id in ids))
 
     def touch(self, used: dict[int, int]) -> None:
         """Set recency counters by id, all in one transaction; unknown ones are ignored."""
         values = ((counter, row_id) for row_id, counter in used.items())
-        with self._transaction():
-            self._database.executemany("UPDATE records SET used = ? WHERE id = ?", values)
+        self._write("UPDATE records SET used = ? WHERE id = ?", values)
 
     def records(self, *, others: bool = False) -> list[Record]:
         """List the records of the model, or of all others, ascending by start."""
@@ -178,20 +175,17 @@ class DiskIndex:
 
     def pin(self, pin: Pin) -> None:
         """Keep a pin, in place of the tenant's older one of that name."""
-        with self._transaction():
-            self._database.execute(
-                "INSERT OR REPLACE INTO pins (fingerprint, tenant, name, tokens, digest) "
-                "VALUES (?, ?, ?, ?, ?)",
-                (self._fingerprint, pin.tenant, pin.name, pin.tokens, self._digest(pin)),
-            )
+        values = (self._fingerprint, pin.tenant, pin.name, pin.tokens, self._digest(pin))
+        statement = (
+            "INSERT OR REPLACE INTO pins (fingerprint, tenant, name, tokens, digest) "
+            "VALUES (?, ?, ?, ?, ?)"
+        )
+        self._write(statement, [values])
 
     def unpin(self, name: str, tenant: str) -> None:
         """Forget a pin; an unknown one is ignored."""
-        with self._transaction():
-            self._database.execute(
-                "DELETE FROM pins WHERE fingerprint = ? AND tenant = ? AND name = ?",
-                (self._fingerprint, tenant, name),
-            )
+        statement = "DELETE FROM pins WHERE fingerprint = ? AND tenant = ? AND name = ?"
+        self._write(statement, [(self._fingerprint, tenant, name)])
 
     def pins(self) -> list[Pin]:
         """List the model's pins. Those of other models stay: a user asked for them.
@@ -233,10 +227,9 @@ class DiskIndex:
                 self._database.execute("ROLLBACK")
             raise
 
-    def _transact(self, statements: Iterable[str]) -> None:
+    def _write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         with self._transaction():
-            for statement in statements:
-                self._database.execute(statement)
+            self._database.executemany(statement, rows)
 
     def _fault(self) -> str:
         """Damage of SQLite's own structure, or of our tables; empty if there is none.

@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 
 import structlog
 
-from ..errors import DiskTierError, FolderInUseError
+from ..errors import DiskTierError
 from .files import INDEX, INDEX_FILES, LOCK, claim, own_files
 from .index import DiskIndex, UnusableIndexError
 from .recovery import reason_of, unusable
@@ -52,14 +52,14 @@ def stored_models(root: Path) -> list[StoredModel]:
     A root or a folder that cannot be read counts as empty.
     """
     with suppress(OSError):
-        found = [_described(folder) for folder in root.iterdir() if folder.is_dir()]
-        return sorted(filter(None, found), key=lambda each: -each.used)
+        found = filter(None, map(_described, root.iterdir()))
+        return sorted(found, key=lambda each: -each.used)
     return []
 
 
 def _described(folder: Path) -> StoredModel | None:
     parts = _FOLDER.fullmatch(folder.name)
-    if parts is None:
+    if parts is None or not folder.is_dir():
         return None
     nbytes, used = 0, 0.0
     with suppress(OSError):
@@ -137,16 +137,13 @@ class ModelFolders:
         return own
 
     def _of_another_name(self, fingerprint: str) -> Path | None:
-        found = [
-            each
-            for each in self._resting.values()
-            if each.fingerprint == fingerprint and _quoted(each.name) not in self._own
-        ]
-        return max(found, key=lambda each: each.used).folder if found else None
+        found = (each for each in self._resting.values() if each.fingerprint == fingerprint)
+        others = [each for each in found if _quoted(each.name) not in self._own]
+        return max(others, key=lambda each: each.used).folder if others else None
 
     def give_back(self, folder: Path) -> None:
         """Let a folder rest, as its model is unloaded. Idempotent."""
-        described = _described(folder) if folder.is_dir() else None
+        described = _described(folder)
         with self._condition:
             self._taken.discard(folder)
             if described is not None and not self._closed:
@@ -183,34 +180,23 @@ class ModelFolders:
 
     def _trim(self, nbytes: int) -> None:
         for model in reversed(self.resting):
-            if nbytes <= 0 or not self._begin(model.folder):
-                continue
+            with self._condition:
+                if nbytes <= 0 or self._closed or model.folder not in self._resting:
+                    continue
+                self._trimming = model.folder
+            left = None  # what cannot be trimmed is not counted any more
             try:
-                freed = trim(model.folder, model.fingerprint, nbytes, self._stops)
-            except (FolderInUseError, DiskTierError, OSError) as error:
-                freed, left = 0, None
-                log.warning("state of another model stays", model=model.name, reason=str(error))
-            else:
-                left = _described(model.folder) if model.folder.is_dir() else None
-                if freed:
+                if freed := trim(model.folder, model.fingerprint, nbytes, self._stops):
                     log.info("state of another model removed", model=model.name, bytes=freed)
-            self._end(model.folder, left)
-            nbytes -= freed
-
-    def _begin(self, folder: Path) -> bool:
-        with self._condition:
-            if self._closed or folder not in self._resting:
-                return False
-            self._trimming = folder
-            return True
-
-    def _end(self, folder: Path, left: StoredModel | None) -> None:
-        """Note what is left; what cannot be trimmed is not counted any more."""
-        with self._condition:
-            self._trimming = None
-            if self._resting.pop(folder, None) is not None and left is not None:
-                self._resting[folder] = left
-            self._condition.notify_all()
+                    nbytes -= freed
+                left = _described(model.folder)
+            except (DiskTierError, OSError) as error:
+                log.warning("state of another model stays", model=model.name, reason=str(error))
+            with self._condition:
+                self._trimming = None
+                if self._resting.pop(model.folder, None) is not None and left is not None:
+                    self._resting[model.folder] = left
+                self._condition.notify_all()
 
     def _stops(self) -> bool:
         with self._condition:
@@ -244,7 +230,7 @@ def _move_other(folder: Path, root: Path) -> None:
         return
     try:
         lock_fd = claim(folder)
-    except (OSError, FolderInUseError) as error:
+    except (OSError, DiskTierError) as error:
         log.warning("state of an older umbel stays", folder=str(folder), reason=str(error))
         return
     try:

@@ -79,53 +79,47 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-@dataclass(frozen=True)
-class _Contents:
-    index: DiskIndex
-    own: list[Record]
-    others: list[Record]
-    pins: list[Pin]
+_Contents = tuple[DiskIndex, list[Record], list[Record], list[Pin]]  # own records, and others
 
 
 def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
     without_row = "orphans"
     try:
-        contents = _read_index(folder, fingerprint)
+        index, own, others, pins = _read_index(folder, fingerprint)
     except UnusableIndexError as error:
         log.warning("the disk cache is started anew", folder=str(folder), reason=str(error))
         for name in INDEX_FILES:
             (folder / name).unlink(missing_ok=True)
-        contents = _read_index(folder, fingerprint)
+        index, own, others, pins = _read_index(folder, fingerprint)
         without_row = "other_format" if isinstance(error, OutdatedIndexError) else "orphans"
     try:
-        records, collected = _collect(contents, folder, without_row)
-        found = identity(folder)
+        records, collected = _collect(index, own, others, folder, without_row)
+        return Opened(folder, identity(folder), index, lock_fd, records, pins, collected)
     except BaseException:
-        contents.index.close()
+        index.close()
         raise
-    return Opened(folder, found, contents.index, lock_fd, records, contents.pins, collected)
 
 
 def _read_index(folder: Path, fingerprint: str) -> _Contents:
     index = DiskIndex(folder, fingerprint)
     try:
-        return _Contents(index, index.records(), index.records(others=True), index.pins())
+        return index, index.records(), index.records(others=True), index.pins()
     except BaseException:
         index.close()
         raise
 
 
 def _collect(
-    contents: _Contents, folder: Path, without_row: str
+    index: DiskIndex, own: list[Record], others: list[Record], folder: Path, without_row: str
 ) -> tuple[list[Record], Counter[str]]:
     """Remove useless files and rows; return the records left, ascending by start, and the count.
 
     A file of unknown size may be whole, and stays.
     """
     files = dict(own_files(folder))
-    kept, dropped = [], list(contents.others)
+    kept, dropped = [], list(others)
     counts = Counter(other_model=len(dropped))
-    for record in contents.own:
+    for record in own:
         present = record.name in files
         if present and files[record.name] in (None, record.nbytes):
             kept.append(record)
@@ -138,7 +132,7 @@ def _collect(
     # Those without a row first: that may free what the transaction needs on a full disk.
     counts["nbytes"] += _remove(folder, rowless, sizes)
     if dropped:
-        contents.index.remove(record.id for record in dropped)
+        index.remove(record.id for record in dropped)
     counts["nbytes"] += _remove(folder, (record.name for record in dropped), sizes)
     return kept, counts
 

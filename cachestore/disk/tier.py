@@ -48,7 +48,8 @@ class DiskTier(WriteQueue):
     """An open folder: the queue of its writes, and the threads that serve it.
 
     Its methods are the owner's, except `statistics`, which is anyone's. Only `flush` and `close`
-    wait for a disk.
+    wait for a disk. `records` (ascending by start) and `pins` are those found at the start, when
+    `collected` was removed (see `open_folder`).
 
     Args:
         folder: created if need be, private to the user.
@@ -56,11 +57,6 @@ class DiskTier(WriteQueue):
         queue_bytes: limit of waiting writes; a larger job is taken when nothing waits.
         wake: called on the tier's threads when `completed` or a future has something new.
         retry_after: seconds until a write is tried again after one failed.
-
-    Attributes:
-        records: those found at the start, ascending by start.
-        pins: the model's pins as they were at the start.
-        collected: counts of what was removed at the start; see `open_folder`.
 
     Raises:
         FolderInUseError: another tier holds the folder.

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from ..record import TOKEN_BYTES, Paths, Pin, Record, hasher
@@ -24,37 +24,25 @@ def trim(
         FolderInUseError: a tier has the folder.
         DiskTierError: it cannot be used.
     """
-    used = _used(folder / INDEX)
+    used = None
+    with suppress(OSError):
+        status = (folder / INDEX).stat()
+        used = status.st_atime_ns, status.st_mtime_ns
     opened = open_folder(folder, fingerprint)
     try:
-        try:
+        with closing(opened.index) as index:
             freed = opened.collected["nbytes"] + _delete(opened, nbytes, stopped)
-            empty = not opened.index.records() and not opened.pins
-        finally:
-            opened.index.close()
-        if empty:
-            _remove(folder)
-        elif used is not None:
-            with suppress(OSError):
+            empty = not index.records() and not opened.pins
+        with suppress(OSError):
+            if empty:  # other things in the folder stay, and so does it then
+                for name in (*INDEX_FILES, LOCK):
+                    (folder / name).unlink(missing_ok=True)
+                folder.rmdir()
+            elif used is not None:
                 os.utime(folder / INDEX, ns=used)
     finally:
         os.close(opened.lock_fd)
     return freed
-
-
-def _used(index: Path) -> tuple[int, int] | None:
-    with suppress(OSError):
-        status = index.stat()
-        return status.st_atime_ns, status.st_mtime_ns
-    return None
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder without state; other things in it stay, and so does it then."""
-    with suppress(OSError):
-        for name in (*INDEX_FILES, LOCK):
-            (folder / name).unlink(missing_ok=True)
-        folder.rmdir()
 
 
 def _delete(opened: Opened, nbytes: int, stopped: Callable[[], bool]) -> int:

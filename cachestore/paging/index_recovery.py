@@ -8,7 +8,7 @@ import numpy as np
 from ..node import Extent, Tokens, TrieNode, path_tokens
 from ..prefix_cache import PrefixCache
 from ..record import TOKEN_BYTES, Paths, Record, RecordKind, hasher, record_digest
-from ..trie import RadixTrie
+from ..trie import RadixTrie, node_at
 from ..tries import SHARED, Namespace
 
 # The trie of a record, and a node that ended, when it was noted, where the record does or later.
@@ -18,13 +18,9 @@ _Place = tuple[RadixTrie, TrieNode]
 def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> list[Record]:
     """Put what is on disk into a cache's tries; return the records of no use.
 
-    Nothing is read but the index. A record whose path has a hole is of no use. Nothing is placed
-    where a record's own digest differs.
-
-    Args:
-        cache: empty, except that it knows which prompts are shared.
-        records: ascending by where they start.
-        fingerprint: of the model.
+    `records` ascend by start. The cache is empty, except that it knows which prompts are shared.
+    Nothing is read but the index. A record is of no use if its path has a hole, or if its own
+    digest differs.
     """
     records = list(records)
     paths = Paths[_Place](records)
@@ -83,8 +79,7 @@ def _place(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record) ->
         return None
     if not is_span and known < len(path) and cache.layout.spans:
         return None
-    if known < node.end:
-        node = trie.split(node, known)
+    node = node_at(trie, node, known)
     if not is_span:
         if known < len(path):
             node = trie.append(node, path[known:].copy(), None)

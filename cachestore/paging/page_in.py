@@ -42,45 +42,27 @@ log = structlog.get_logger()
 class PageInStatus(enum.Enum):
     """The answer to a request for state that is on disk."""
 
-    NOTHING = enum.auto()
-    """All state that there is, is in memory."""
-    ON_DISK = enum.auto()
-    """Some state is on disk only, and is not being read."""
-    BEGUN = enum.auto()
-    """It is read from now on."""
-    UNDER_WAY = enum.auto()
-    """It is being read."""
+    NOTHING = enum.auto()  # all state that there is, is in memory
+    ON_DISK = enum.auto()  # some state is on disk only, and is not being read
+    BEGUN = enum.auto()  # it is read from now on
+    UNDER_WAY = enum.auto()  # it is being read
 
 
 @dataclass(eq=False)
 class _Request:
-    """Nodes that are being read, parents first, and the result of verifying their files.
+    """Nodes that are being read, parents first, and the result of verifying their files."""
 
-    Attributes:
-        asked: the ids of the files that were asked for; others may have come since.
-    """
-
-    trie: RadixTrie
     missing: Missing
-    asked: set[int]
+    asked: set[int]  # ids of the files that were asked for; others may have come since
     verified: "Future[Verified]"
 
 
 class PageIn:
-    """The way in. Belongs to the MLX thread.
+    """The way in; see `Pager` for the arguments. Belongs to the MLX thread.
 
     A reader is the object that waits for a prompt's state, and asks again and again. State that is
-    paged out again each time before the reader uses it is not waited for any more.
-
-    Args:
-        cache: the cache whose tries get the state.
-        tier: the disk.
-        codec: knows what state is made of.
-        make_room: makes room in memory for what is read; False if there is none.
-
-    Attributes:
-        page_ins: states that were read.
-        asked_bytes: of the files that were asked for.
+    paged out again each time before the reader uses it is not waited for any more. `page_ins`
+    counts the states that were read, `asked_bytes` the bytes of files that were asked for.
     """
 
     def __init__(
@@ -124,29 +106,27 @@ class PageIn:
 
     def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Start to read state of a prompt that is on disk, unless it is being read."""
-        status, trie, missing = self._find(namespace, tokens)
-        if status is not PageInStatus.ON_DISK or trie is None or missing is None:
+        status, missing = self._find(namespace, tokens)
+        if status is not PageInStatus.ON_DISK or missing is None:
             return status
         records = {r.id: r for node in missing.nodes for r in missing.records(node)}
         verified = self._tier.verify(list(records.values()))
         self.asked_bytes += sum(record.nbytes for record in records.values())
-        self._requests.append(_Request(trie, missing, set(records), verified))
+        self._requests.append(_Request(missing, set(records), verified))
         return PageInStatus.BEGUN
 
-    def _find(
-        self, namespace: Namespace, tokens: Tokens
-    ) -> tuple[PageInStatus, RadixTrie | None, Missing | None]:
+    def _find(self, namespace: Namespace, tokens: Tokens) -> tuple[PageInStatus, Missing | None]:
         """Look for state of a prompt that the disk has and memory lacks. Nothing is read."""
         trie, now = self._cache.trie_of(namespace, tokens), _clock()
         if trie is None:
-            return PageInStatus.NOTHING, None, None
+            return PageInStatus.NOTHING, None
         self._unreadable = {file: end for file, end in self._unreadable.items() if end > now}
         missing = self._cache.restoration.missing(trie, tokens, self._unreadable)
         if not missing.nodes:
-            return PageInStatus.NOTHING, trie, missing
+            return PageInStatus.NOTHING, None
         reading = (node for request in self._requests for node in request.missing.nodes)
         under_way = not set(missing.nodes).isdisjoint(reading)
-        return PageInStatus.UNDER_WAY if under_way else PageInStatus.ON_DISK, trie, missing
+        return PageInStatus.UNDER_WAY if under_way else PageInStatus.ON_DISK, missing
 
     def give_up(self) -> None:
         """Wait for nothing any more."""
@@ -162,20 +142,20 @@ class PageIn:
 
     def _advance(self, request: _Request) -> bool:
         """Read a request's next node; False when there is no other, or no use in it."""
-        trie, node = request.trie, request.missing.nodes.pop(0)
-        if not _is_attached(trie, node):
-            return False
-        if any(record.id not in request.asked for record in request.missing.records(node)):
-            return False  # it was paged out, or cut, meanwhile
+        trie, nodes, holder = request.missing
+        node, asked = nodes.pop(0), request.asked
+        cut = any(record.id not in asked for record in request.missing.records(node))
+        if cut or not _is_attached(trie, node):
+            return False  # it was forgotten, paged out, or cut, meanwhile
         verified = request.verified.result()
         read = self._read_span(trie, node, verified)
-        if read and node is request.missing.holder:
+        if read and node is holder:
             read = self._read_checkpoint(trie, node, verified)
         if read:
             self._cache.refresh(trie, node)
-        if read and not request.missing.nodes:
-            compact(trie, node, self._cache.longest)  # before a request leases the path
-        return read and bool(request.missing.nodes)
+            if not nodes:
+                compact(trie, node, self._cache.longest)  # before a request leases the path
+        return read and bool(nodes)
 
     def _read_span(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
         """Read a node's span if it is not in memory; return True if it is now."""

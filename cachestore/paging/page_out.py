@@ -35,20 +35,14 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class _Job:
-    """A write under way: its node, and the tokens that lead to the node's end.
-
-    Attributes:
-        paging: memory that only the writer has: copies, or a checkpoint that was given up.
-        whole: the checkpoint that is written where it lies, if it is one.
-        loan: of the storage that is written where it lies, if it is a span.
-    """
+    """A write under way: its node, and the tokens that lead to the node's end."""
 
     namespace: Namespace
     path: Tokens
     node: TrieNode
-    paging: Account
-    whole: Checkpoint | None = None
-    loan: Loan | None = None
+    paging: Account  # memory that only the writer has: copies, or a checkpoint that was given up
+    whole: Checkpoint | None = None  # the checkpoint that is written where it lies
+    loan: Loan | None = None  # of the storage that is written where it lies
 
     def left(self, checkpoint: Checkpoint) -> None:
         """The trie gives a checkpoint up: what is written where it lies is only here then."""
@@ -79,16 +73,9 @@ class _Job:
 
 
 class PageOut:
-    """The way out. Belongs to the MLX thread.
+    """The way out; see `Pager` for the arguments. Belongs to the MLX thread.
 
-    Args:
-        cache: the cache whose tries are written.
-        tier: the disk.
-        codec: knows what state is made of.
-        make_room: makes room in memory for copies; False if there is none.
-
-    Attributes:
-        failures: states that the disk did not take.
+    `failures` counts the states that the disk did not take.
     """
 
     def __init__(
@@ -125,9 +112,8 @@ class PageOut:
     def step(self, *, busy: bool = False) -> None:
         """Take in finished writes, and hand over the next nodes.
 
-        Args:
-            busy: sequences run. Nodes are handed over only if more than a sixteenth of the memory
-                budget is dirty: that much is lost if the process is killed.
+        While sequences run (`busy`), nodes are handed over only if more than a sixteenth of the
+        memory budget is dirty: that much is lost if the process is killed.
         """
         for written in self._tier.completed():
             self._take(written)

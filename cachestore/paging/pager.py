@@ -63,11 +63,7 @@ class Pager:
         log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))
 
     def step(self, *, busy: bool = False) -> None:
-        """Take in finished writes and reads, and hand over the next ones.
-
-        Args:
-            busy: sequences run; see `PageOut.step`.
-        """
+        """Take in finished writes and reads, and hand over the next; see `PageOut.step`."""
         self.page_out.step(busy=busy)
         self.page_in.step()
         self._keep_within_budget()
