@@ -40,7 +40,6 @@ class TenantBounds(NamedTuple):
 
 Bounds = Callable[[str], TenantBounds]  # by tenant
 
-
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
 
 log = structlog.get_logger()
@@ -72,10 +71,6 @@ class MemoryPool:
 
     Models come and go: the budget is what their weights leave. The part of it that is kept for
     copies is that of the smallest budget, so that a model's longest copy stays as long as it is.
-
-    Attributes:
-        least: bytes that the budget never falls below; None before it is known.
-        busy: governors of the models that have requests at work.
     """
 
     def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
@@ -83,9 +78,9 @@ class MemoryPool:
         self.recency = Recency(clock)
         self.tries: list[Tries] = []
         self.governors: list[Governor] = []
-        self.busy: set[Governor] = set()
+        self.busy: set[Governor] = set()  # those of models that have requests at work
         self.pins: list[Pins] = []
-        self.least: int | None = None
+        self.least: int | None = None  # bytes that the budget never falls below, once known
         self.bounds: Bounds = lambda _: TenantBounds()
         self._floors = 0
         self._whole = Size()

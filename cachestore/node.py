@@ -39,29 +39,20 @@ class Writer(Protocol):
 class TrieNode:
     """One edge of the trie, and the state of its tokens.
 
-    Attributes:
-        tokens: of the edge that leads here.
-        start: offset of the first of them.
-        span: their token-addressable state, if the stack has such layers.
-        checkpoint: whole state at `end`, if one was taken there and is in memory.
-        extents: files of the first of its tokens, without gaps.
-        persisted_checkpoint: file of the whole state at `end`.
-        writers: writes under way, with the offset up to which each persists the tokens. Both
-            parts of a cut node have them; a joined node has those of both.
-        ref_count: leases on it and on nodes below it.
-        last_used: recency of the span; the checkpoint ages separately.
+    `writers` are the writes under way, with the offset up to which each persists the tokens. Both
+    parts of a cut node have them; a joined node has those of both.
     """
 
-    tokens: Tokens
-    start: int
+    tokens: Tokens  # of the edge that leads here
+    start: int  # offset of the first of them
     parent: "TrieNode | None"
-    span: Span | None = None
-    checkpoint: Checkpoint | None = None
-    extents: list[Extent] = field(default_factory=list)
-    persisted_checkpoint: Record | None = None
+    span: Span | None = None  # their token-addressable state, if the stack has such layers
+    checkpoint: Checkpoint | None = None  # whole state at `end`, if it is in memory
+    extents: list[Extent] = field(default_factory=list)  # of its first tokens, without gaps
+    persisted_checkpoint: Record | None = None  # file of the whole state at `end`
     writers: dict[Writer, int] = field(default_factory=dict)
-    ref_count: int = 0
-    last_used: int = 0
+    ref_count: int = 0  # leases on it and on nodes below it
+    last_used: int = 0  # recency of the span; the checkpoint ages separately
     checkpoint_used: int = 0
     children: dict[int, "TrieNode"] = field(default_factory=dict)
 

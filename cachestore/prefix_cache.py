@@ -30,17 +30,6 @@ class Lease:
 
     A context manager; closing is idempotent. While it is open, its path is neither evicted nor
     merged. It copies nothing: the spans are the trie's own.
-
-    Attributes:
-        trie: the trie that its path is on.
-        total: tokens of the prompt.
-        matched: tokens of it that the trie recognised.
-        cached: tokens whose state it restores; never the whole prompt.
-        held: tokens whose spans it holds; more than `cached` once it has published.
-        resume: the node whose end it resumes at, or where it has published to; or the root.
-        deepest: the deepest node that it retains, or the root.
-        base: lease on the shared prompt that its own path follows, if any.
-        checkpoints_kept: how many checkpoints it may still leave behind.
     """
 
     def __init__(
@@ -53,15 +42,16 @@ class Lease:
     ) -> None:
         holder, resume = point.holder, node_at(trie, point.node, point.offset)
         self.trie = trie
-        self.total = total
-        self.matched = point.matched
-        self.cached = self.held = resume.end
+        self.total = total  # tokens of the prompt
+        self.matched = point.matched  # tokens of it that the trie recognised
+        self.cached = resume.end  # tokens whose state it restores; never the whole prompt
+        self.held = resume.end  # tokens whose spans it holds; more once it has published
         # Both lie on one path, so that the deeper one retains the other too.
         self.deepest = holder if holder is not None and holder.end > resume.end else resume
-        self.base = base
-        self.checkpoints_kept = cache.checkpoints_kept
+        self.base = base  # lease on the shared prompt that its own path follows
+        self.checkpoints_kept = cache.checkpoints_kept  # that it may still leave behind
         self.captured: list[Captured] = []
-        self.resume = resume
+        self.resume = resume  # the node whose end it resumes at, or where it has published to
         self.open = True
         self._checkpoint = base.checkpoint if base is not None else None
         if holder is not None:

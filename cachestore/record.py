@@ -25,31 +25,20 @@ class RecordKind(Enum):
 
 @dataclass(frozen=True)
 class Record:
-    """One file, as the index knows it. Digests and checksum have 16 bytes.
+    """One file, as the index knows it. Digests and checksum have 16 bytes."""
 
-    Attributes:
-        id: unique for ever in its index.
-        start: offset in the token path where it begins.
-        end: offset where it ends; a checkpoint's is its start.
-        prefix: digest of the path's tokens before `start`.
-        digest: `record_digest` of it, which stands in the file too.
-        tokens: its own tokens [start, end), int32 little-endian; empty for a checkpoint.
-        checksum: xxh3_128 of the file.
-        used: the owner's recency counter; larger is newer.
-    """
-
-    id: int
+    id: int  # unique for ever in its index
     kind: RecordKind
     tenant: str
-    start: int
-    end: int
-    prefix: bytes
-    digest: bytes
-    tokens: bytes
+    start: int  # offset in the token path where it begins
+    end: int  # offset where it ends; a checkpoint's is its start
+    prefix: bytes  # digest of the path's tokens before `start`
+    digest: bytes  # `record_digest` of it, which stands in the file too
+    tokens: bytes  # of [start, end), int32 little-endian; empty for a checkpoint
     name: str = ""
     nbytes: int = 0
-    checksum: bytes = b""
-    used: int = 0
+    checksum: bytes = b""  # xxh3_128 of the file
+    used: int = 0  # the owner's recency counter; larger is newer
 
 
 @dataclass(frozen=True)

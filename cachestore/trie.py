@@ -36,12 +36,8 @@ class RadixTrie:
 
     Methods raise a ValueError for a node or offset that would break an invariant: a root, a
     retained node, an offset outside the edge. `splits` counts cuts of edges; readers of spans must
-    then ask for them again.
-
-    Args:
-        ledger: where state is recorded.
-        files: shared with the tries of other namespaces.
-        base: tokens that all paths begin with, and whose state is in another trie.
+    then ask for them again. `files` is shared with other tries. All paths begin with the tokens
+    `base`, whose state is in another trie.
     """
 
     def __init__(

@@ -82,7 +82,11 @@ ATTRIBUTES = {
 }
 # The most lines of a folder's modules together: a reader has to hold them. Raise one only for what
 # is worth that.
-MOST_LINES = {"models/estimate": 809, "models/text": 5709}
+MOST_LINES = {
+    "cachestore": 5631,
+    "models/estimate": 809,
+    "models/text": 5709,
+}
 # Names that say nothing, and so attract everything.
 NAMELESS = frozenset({"utils", "common", "helpers"})
 
