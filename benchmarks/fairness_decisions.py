@@ -7,6 +7,7 @@ once, so that only their own time counts.
 import statistics
 from collections.abc import Callable, Iterable
 from time import perf_counter
+from typing import Any, cast
 
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.restoration import Known
@@ -14,9 +15,8 @@ from umbel.models.params import SamplingParams
 from umbel.scheduler.order import Entry, FairOrder, Priority, rank
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Request
-from umbel.scheduler.scheduler import Scheduler
+from umbel.scheduler.scheduler import Scheduler, Selection
 from umbel.scheduler.sequence import Sequence, SequenceStatus
-from umbel.scheduler.start import Selection
 from umbel.scheduler.tenants import TenantUse, Terms
 
 CONVERSATIONS = 1_000
@@ -27,6 +27,11 @@ _ROUNDS = 500
 
 class Cache:
     """Has some of each prompt, and nothing on disk."""
+
+    @property
+    def paging(self) -> "Cache":
+        """It answers itself."""
+        return self
 
     def awaited(self, sequence: Sequence, running: Iterable[Sequence], /) -> None:
         """No other request computes it."""
@@ -74,7 +79,7 @@ class Waiting:
         self.terms = {"0": terms or Terms()}
         use = TenantUse(lambda tenant: self.terms.get(tenant, Terms()))
         self.queue = ConversationQueue(2 * requests, use)
-        self.scheduler = Scheduler(self.queue, Cache(), Room(), batch)
+        self.scheduler = Scheduler(self.queue, cast("Any", Cache()), cast("Any", Room()), batch)
         self._last = Selection()
         self._tenants = tenants
         self._count = 0

@@ -7,7 +7,7 @@ from typing import Protocol
 from fairness_workload import Job
 
 from umbel.scheduler.order import Entry, FairOrder, Policy, rank
-from umbel.scheduler.start import Slot, preemption
+from umbel.scheduler.policy import Slot, preemption
 
 
 class Order(Protocol):

@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any
 
 _PHASES = {
-    "page": ("umbel.scheduler.kv_cache_manager", "KVCacheManager.page"),
-    "admit": ("umbel.scheduler.engine", "Engine._admit"),
-    "afford": ("umbel.scheduler.engine", "Engine._afford"),
+    "page": ("umbel.scheduler.paging", "Paging.step"),
+    "start": ("umbel.scheduler.engine", "Engine._start_waiting"),
+    "plan": ("umbel.scheduler.engine", "Engine._plan"),
     "decode": ("umbel.scheduler.decoder", "Decoder.run"),
     "moves": ("umbel.models.kv.placement", "Placement.apply"),
     "call": ("umbel.models.kv.placement", "Placement.step"),
     "launch": ("umbel.models.runner", "launch"),
-    "read": ("umbel.scheduler.decoder", "Decoder.process_output"),
+    "read": ("umbel.scheduler.decoder", "Decoder.read"),
     "sample": ("umbel.scheduler.decoder", "Decoder.sample"),
     "keep": ("umbel.scheduler.lifecycle", "Lifecycle.keep"),
-    "prefill": ("umbel.scheduler.prefiller", "Prefiller.run"),
+    "prefill": ("umbel.scheduler.engine", "Engine._prefill"),
     "model": ("umbel.models.runner", "prefill"),
     "complete": ("umbel.models.runner", "complete"),
 }
@@ -76,7 +76,7 @@ class StepTrace:
             finally:
                 self._phases[name] += time.perf_counter() - start
                 self._cpus[name] += time.thread_time() - cpu
-            if name == "afford" and result is not None:
+            if name == "plan" and result is not None:
                 self._asked = _asked(args[0], result.batch)
             return result
 
@@ -99,7 +99,7 @@ class StepTrace:
 def _asked(engine: Any, batch: Any) -> Step:
     memory = engine._memory.use()  # noqa: SLF001  (what is watched has no other door)
     return {
-        "rows": len(batch.decode),
+        "rows": 0 if batch.decode is None else len(batch.decode.sequences),
         "chunks": [],
         **{name: getattr(memory, name) for name in _MEMORY},
     }

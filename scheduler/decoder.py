@@ -2,37 +2,26 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import structlog
 
+from ..models.outputs import ForwardOutput, PendingToken, SamplerOutput
 from ..models.params import Token
+from ..models.runner import ModelRunner
+from ..models.step_plan import StepPlan
 from .kv_cache_manager import KVCacheManager
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, Step
 from .masks import MaskPool
 from .request import FinishReason, TokenEvent
-from .runner import ForwardOutput, ModelRunner, PendingToken, Plan, SamplerOutput
 from .sequence import Sequence, SequenceStatus
-from .step import Step
 
-_SOON = 0.005
-"""Seconds that the end of a step waits to know which answers are complete."""
+_SOON = 0.005  # seconds that the end of a step waits to know which answers are complete
 
 log = structlog.get_logger()
 
 
-class _Sampled(NamedTuple):
-    """Tokens that may still be computed, and their sequences."""
-
-    output: SamplerOutput
-    sequences: tuple[Sequence, ...]
-
-
 class Decoder:
-    """Gives sequences their next tokens, and ends those whose answers are complete.
-
-    It holds the tokens under way: those that were sampled and are not read yet.
-    """
+    """Gives sequences their next tokens, ends complete answers, and holds the tokens under way."""
 
     def __init__(
         self,
@@ -49,7 +38,8 @@ class Decoder:
         self._eos_ids = eos_ids
         self._clock = clock
         self._masks = MaskPool()
-        self._sampled: _Sampled | None = None
+        # tokens that may still be computed, and their sequences
+        self._sampled: tuple[SamplerOutput, tuple[Sequence, ...]] | None = None
 
     def constrain(self, sequence: Sequence) -> None:
         """Begin to follow the grammar of a sequence's answer, if it has one."""
@@ -66,14 +56,13 @@ class Decoder:
         """Discard the tokens under way; their sequences have ended."""
         self._sampled = None
 
-    def run(self, sequences: tuple[Sequence, ...], plan: Plan, step: Step) -> ForwardOutput | None:
+    def run(
+        self, sequences: tuple[Sequence, ...], plan: StepPlan, step: Step
+    ) -> ForwardOutput | None:
         """Launch the model on the sequences' next tokens, then read the tokens under way.
 
         A sequence for which it fails ends, once the token before is read. If a call fails for
-        several together, each is retried in a call of its own; see `Lifecycle.retry_apart`.
-
-        Returns:
-            The logits, for `sample`; None if the call failed.
+        several together, see `Lifecycle.retry_apart`; there are no logits for `sample` then.
         """
         caches = [self._kv_cache.caches[sequence] for sequence in sequences]
         try:
@@ -107,7 +96,7 @@ class Decoder:
             return
         sampled = self._runner.sample(output, rows)
         sequences = tuple(sequences[place] for place in rows)
-        self._sampled = _Sampled(sampled, sequences)
+        self._sampled = sampled, sequences
         for place, sequence in enumerate(sequences):
             if place in sampled.errors:
                 self._lifecycle.fail(sequence, sampled.errors[place], step)
@@ -133,8 +122,8 @@ class Decoder:
     def _next_token(self, sequence: Sequence) -> int | PendingToken:
         """The token that a step takes: an id, or one that is still computed."""
         if sequence.pending is None or self._sampled is None:
-            return sequence.last_known_token
-        return self._sampled.output.pending(sequence.pending)
+            return sequence.output[sequence.num_computed_tokens - sequence.num_prompt_tokens]
+        return self._sampled[0].pending(sequence.pending)
 
     def _take(self, sequence: Sequence, token: Token, step: Step) -> None:
         sequence.pending = None
@@ -168,7 +157,9 @@ class Decoder:
 
 
 def _samples(sequence: Sequence) -> bool:
-    return sequence.status is SequenceStatus.DECODE and not sequence.replays
+    """True if its next token is not known from before a preemption, and it has not ended."""
+    known = sequence.num_computed_tokens < sequence.num_known_tokens
+    return sequence.status is SequenceStatus.DECODE and not known
 
 
 def _is_complete(sequence: Sequence) -> bool:

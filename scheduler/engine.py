@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from ..cachestore.restoration import Known
+from ..models.outputs import ForwardOutput
+from ..models.runner import ModelRunner
+from ..models.step_plan import StepPlan
 from .decoder import Decoder
-from .errors import UnavailableError
 from .kv_cache_manager import KVCacheManager
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, Step, StepSummary
 from .limits import late, no_room
 from .memory import Affordable, MemoryPlanner
 from .pace import PrefillPace
@@ -23,22 +25,18 @@ from .policy import Batch, Call, ChunkSize
 from .queue import ConversationQueue
 from .report import EngineReport
 from .request import Event, FinishReason, Started
-from .runner import ForwardOutput, ModelRunner, Plan
-from .scheduler import Scheduler
+from .scheduler import Look, Ranking, Scheduler
 from .sequence import Sequence, SequenceStatus
-from .start import Look, Ranking
 from .statistics import EngineStatistics
-from .step import Step, StepSummary
 from .thread import Pace
 from .times import Activity
 
 log = structlog.get_logger()
 
+# of the longest that a chunk may keep others waiting: for so long requests start in one step
 _STARTING = 0.1
-"""Of the longest that a chunk may keep others waiting: for so long requests start in one step."""
-
+# steps after which it is decided again which sequence yields, though no request came or went
 _DRIFT = 16
-"""Steps after which it is decided again which sequence yields, though no request came or went."""
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
@@ -51,7 +49,6 @@ class Engine:
 
     Args:
         publish: takes each step's events; must neither block nor raise.
-        eos_ids: tokens that end an answer.
         prefill_chunk: the most prompt tokens that one step computes.
         max_batch: the most sequences that run at once.
         max_stall: the longest that a chunk may keep others from their next token, in seconds.
@@ -96,7 +93,9 @@ class Engine:
             pace = self._step(step)
         except BaseException as error:  # noqa: BLE001  (also a panic in native code)
             pace = self._recover(error, step)
-        self._last = step.summary(preempted=bool(self._scheduler.preempted))
+        short = step.selection.short is not None or step.waits_for_memory
+        step.summary = step.summary._replace(is_short=short or bool(self._scheduler.preempted))
+        self._last = step.summary
         return pace
 
     def _step(self, step: Step) -> Pace:
@@ -146,7 +145,7 @@ class Engine:
         while (stuck := self._scheduler.take_stuck(step.selection.short)) is not None:
             if self._awaits_disk(step) or self._awaits_others(step):
                 return
-            self._lifecycle.finish(stuck, FinishReason.ERROR, step, self._no_room(stuck))
+            self._refuse(stuck, step)
             self._start(step)
 
     def _start(self, step: Step) -> None:
@@ -167,8 +166,8 @@ class Engine:
         """Start the next sequence, and see to what those before it wait for."""
         scheduler = self._scheduler
         while True:
-            found = step.selection = scheduler.next_start(ranking, step.reserved_for)
-            step.reserved_for = found.reserved_for
+            found = step.selection = scheduler.next_start(ranking, step.summary.reserved_for)
+            step.summary = step.summary._replace(reserved_for=found.reserved_for)
             self._see_to(found.waiting)
             if found.start is None:
                 scheduler.waiting.note(found.waits)
@@ -218,21 +217,18 @@ class Engine:
         return any(not sequence.is_awaited for sequence in due)
 
     def _yield_slot(self, step: Step) -> bool:
-        """Have one sequence give its slot to another; False if none has to.
-
-        Tenants' parts change with the queue; their services drift apart slowly.
-        """
+        """Have one sequence give its slot to another; False if none has to."""
         scheduler, changes = self._scheduler, self._scheduler.waiting.changes
-        settled = step.fair_at == changes and self._report.latest.steps % _DRIFT
+        settled = step.summary.fair_at == changes and self._report.latest.steps % _DRIFT
         if settled or not scheduler.may_yield(step.selection):
             return False
         scheduler.charge()
         found = scheduler.next_to_yield(scheduler.ranking())
         self._see_to(found.waiting)
-        step.fair_at = changes if found.is_fair else None
+        step.summary = step.summary._replace(fair_at=changes if found.is_fair else None)
         if found.victim is None:
             return False
-        step.reserved_for = found.claimant
+        step.summary = step.summary._replace(reserved_for=found.claimant)
         self._put_back(found.victim, step)
         return True
 
@@ -263,7 +259,7 @@ class Engine:
 
     # -- what is computed --------------------------------------------------------------
 
-    def _compute(self, batch: Batch, plan: Plan, step: Step) -> None:
+    def _compute(self, batch: Batch, plan: StepPlan, step: Step) -> None:
         """Make the calls. Only the tokens of a lone decode are left under way."""
         for call in batch.calls:
             if call.end is None:
@@ -274,11 +270,15 @@ class Engine:
                 output = self._prefill(call, step)
             if output is not None:
                 self._decoder.sample(output, call.sequences, step)
-        if batch.prefill is not None or not self._overlaps:
+        overlaps = self._runner.overlaps and any(s.wants_more for s in self._scheduler.running)
+        if batch.prefill is not None or not overlaps:
             self._decoder.read(step)
         self._publish_events(step)
-        if batch.prefill is not None:
-            self._store(batch.prefill.sequences[0], step)
+        for sequence in () if batch.prefill is None else batch.prefill.sequences:
+            if sequence.status is not SequenceStatus.FINISHED:
+                with self._lifecycle.guard(sequence, step):
+                    self._kv_cache.capture_if_due(sequence)
+                    self._kv_cache.prefilled(sequence)
 
     def _plan(self, step: Step) -> Affordable | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
@@ -289,31 +289,29 @@ class Engine:
             size, precedence = self._chunk_size(), self._scheduler.prompt_precedence()
             planned = self._memory.afford(running, size, self._kv_cache.caches, precedence)
             if planned is not None:
-                step.disk_wait = None
+                step.summary = step.summary._replace(disk_wait=None)
                 return planned
             if not self._make_way(step):
                 return None
         return None
 
     def _make_way(self, step: Step) -> bool:
-        """Take memory from a running sequence; False to wait for the disk.
+        """Take memory from a running sequence, the youngest; False to wait for the disk.
 
         The last one starts anew, in a batch of its own size, where that fits.
         """
         running = self._scheduler.running
-        victim, last = self._scheduler.victim(), running[0]
-        if victim is None and self._kv_cache.drop_one_checkpoint(running):
-            return True
-        if victim is None and self._memory.may_restart(last):
-            victim = last
-        if victim is None and self._awaits_disk(step):
-            return False
-        if victim is None and self._awaits_others(step):
-            victim = last  # two models that wait for each other's would for ever
-        if victim is None:
-            self._lifecycle.finish(last, FinishReason.ERROR, step, self._no_room(last))
-        else:
-            self._preempt(victim, step)
+        victim = running[-1]
+        if len(running) == 1:
+            if self._kv_cache.drop_one_checkpoint(running):
+                return True
+            if not self._memory.may_restart(victim):
+                if self._awaits_disk(step):
+                    return False
+                if not self._awaits_others(step):  # two models could wait for each other for ever
+                    self._refuse(victim, step)
+                    return True
+        self._preempt(victim, step)
         return True
 
     def _chunk_size(self) -> ChunkSize:
@@ -325,11 +323,7 @@ class Engine:
         return ChunkSize(self._pace.prefill_tokens(beside), completing=completing)
 
     def _prefill(self, call: Call, step: Step) -> ForwardOutput | None:
-        """Compute a chunk, and wait until that is done. If it fails, the sequence ends.
-
-        Returns:
-            The logits that follow a prompt that is complete; else None.
-        """
+        """Compute a chunk, and wait for it; returns the logits that follow a complete prompt."""
         began, sequence = self._clock(), call.sequences[0]
         tokens = sequence.tokens[sequence.num_computed_tokens : call.end].tolist()
         cache, output = self._kv_cache.caches[sequence], None
@@ -349,18 +343,6 @@ class Engine:
         self._pace.observe(len(tokens), self._clock() - began)
         return output
 
-    def _store(self, sequence: Sequence, step: Step) -> None:
-        """Give the cache what is due of a prompt that advanced, unless its sequence has ended."""
-        if sequence.status is not SequenceStatus.FINISHED:
-            with self._lifecycle.guard(sequence, step):
-                self._kv_cache.capture_if_due(sequence)
-                self._kv_cache.prefilled(sequence)
-
-    @property
-    def _overlaps(self) -> bool:
-        """True if the device goes on with tokens that are not read yet."""
-        return self._runner.overlaps and any(s.wants_more for s in self._scheduler.running)
-
     # -- memory, and the end of a step -------------------------------------------------
 
     def _awaits_disk(self, step: Step) -> bool:
@@ -373,9 +355,11 @@ class Engine:
         step.awaits_others = self._memory.others_busy
         return step.awaits_others
 
-    def _no_room(self, sequence: Sequence) -> UnavailableError:
+    def _refuse(self, sequence: Sequence, step: Step) -> None:
+        """End a sequence for which there is no memory."""
         pinned = self._kv_cache.pinned_by(sequence.request.tenant)
-        return no_room(self._memory.needed(sequence), self._memory.usable, pinned)
+        error = no_room(self._memory.needed(sequence), self._memory.usable, pinned)
+        self._lifecycle.finish(sequence, FinishReason.ERROR, step, error)
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())

@@ -10,17 +10,12 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthExceededError(InvalidRequestError):
-    """Prompt and answer do not fit the model's context.
-
-    Attributes:
-        tokens: of the prompt; where it was not tokenised, it has at least these.
-        most: the tokens that a prompt may have.
-    """
+    """Prompt and answer do not fit the model's context."""
 
     def __init__(self, message: str, *, tokens: int, most: int) -> None:
         super().__init__(message)
-        self.tokens = tokens
-        self.most = most
+        self.tokens = tokens  # of the prompt; if it was not tokenised, it has at least these
+        self.most = most  # tokens that a prompt may have
 
 
 class RetryLaterError(RequestError):

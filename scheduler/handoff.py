@@ -78,12 +78,7 @@ class Handoff:
         return len(self._live)
 
     def submit(self, request: Request) -> EventChannel:
-        """Queue a request, wake the engine, and return the channel of its events.
-
-        Raises:
-            QueueFullError: as many requests wait as may wait.
-            UnavailableError: the daemon is stopping.
-        """
+        """Queue a request as `ConversationQueue.put`, and return the channel of its events."""
         sequence, channel = Sequence(request), EventChannel(self._channel_limit, self.clock)
         self._queue.put(sequence)
         channel.times = sequence.times
@@ -93,10 +88,7 @@ class Handoff:
         return channel
 
     def cancel(self, request_id: str) -> None:
-        """End a request: at once when it waits, at the next step when it runs.
-
-        Idempotent; a request that has ended is left as it is.
-        """
+        """End a request: at once when it waits, at the next step when it runs. Idempotent."""
         self._end(request_id, Finished(FinishReason.CANCELLED))
 
     def publish(self, events: Iterable[tuple[Sequence, Event]]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
 from ..cachestore.node import Tokens, common_length
@@ -10,17 +11,22 @@ from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
 from ..cachestore.shared import Pins
 from ..cachestore.state import Span
-from ..cachestore.tries import CacheStatistics, Namespace
+from ..models.runner import ModelRunner
 from .paging import Paging
-from .runner import Opener, State
 from .sequence import Sequence
-from .start import Awaited
 
-_WORTH_WAITING = 32
-"""Tokens of common prompt for which a request waits for another's prefill."""
+if TYPE_CHECKING:
+    from ..models.kv.sequence_cache import SequenceCache
 
-_OWN = 2
-"""Checkpoints of its own that a request is left with, however many others wait for it."""
+_WORTH_WAITING = 32  # tokens of common prompt for which a request waits for another's prefill
+_OWN = 2  # checkpoints of its own that a request is left with, however many others wait for it
+
+
+class Awaited(NamedTuple):
+    """The beginning of a prompt that another sequence is computing."""
+
+    publisher: Sequence  # the sequence that computes it
+    tokens: int  # how many tokens both begin with
 
 
 class KVCacheManager:
@@ -35,13 +41,12 @@ class KVCacheManager:
         longest: tokens of a prompt's state that are published as a span before the prompt is
             complete: what is packed is copied, and copies must be short.
         may_capture: says that there is memory for a checkpoint after so many tokens.
-        pager: of the cache, if there is a disk tier.
         pins: told which tokens conversations have come to.
     """
 
     def __init__(
         self,
-        opener: Opener,
+        runner: ModelRunner,
         cache: PrefixCache,
         *,
         fingerprint: str,
@@ -52,11 +57,10 @@ class KVCacheManager:
         pager: Pager | None = None,
         pins: Pins | None = None,
     ) -> None:
-        self.caches: dict[Sequence, State] = {}  # the model's state of each sequence that runs
+        self.caches: dict[Sequence, SequenceCache] = {}  # states of the sequences that run
         self.paging = Paging(fingerprint, pager, pins)  # to and from the disk
-        self._opener = opener
-        self._cache = cache
-        self._fingerprint = fingerprint
+        self._runner: Any = runner  # the cache gives back what it got, and that is this model's
+        self.cache = cache  # of the model's state
         self._interval = interval
         self._keeps = keeps
         self._longest = longest
@@ -69,8 +73,8 @@ class KVCacheManager:
     def begin(self, sequence: Sequence) -> None:
         """Lease what is known of the prompt, restore it, and plan the checkpoints."""
         request = sequence.request
-        lease = sequence.lease = self._cache.begin(self._namespace(sequence), sequence.tokens)
-        self.caches[sequence] = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
+        lease = sequence.lease = self.cache.begin(self.paging.namespace(sequence), sequence.tokens)
+        self.caches[sequence] = self._runner.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.prefill.frontier = lease.cached
         if lease.checkpoint is not None:
             sequence.bill.restored_bytes += lease.checkpoint.nbytes
@@ -86,10 +90,9 @@ class KVCacheManager:
             sequence.prefill.boundaries = on_grid(boundaries, self._grid, after=lease.cached)
 
     def awaited(self, sequence: Sequence, running: Iterable[Sequence]) -> Awaited | None:
-        """Return the beginning of a prompt that another's prefill is about to bring.
+        """Return the beginning of a prompt that another's prefill is about to bring, if worth it.
 
-        It is None if that is not worth waiting for. Agents that start together so compute their
-        common prompt once.
+        Agents that start together so compute their common prompt once.
         """
         if not self._keeps:
             return None
@@ -106,11 +109,9 @@ class KVCacheManager:
     def publish_early(self, awaited: Awaited) -> None:
         """Ask a running sequence to publish a common prefix before its prompt is complete.
 
-        If several sequences wait for it, the shortest common prefix is published first. A
-        checkpoint is taken there, if the model's state needs one.
+        The shortest of several goes first. A checkpoint is taken there, if the state needs one.
         """
-        publisher, shared = awaited
-        prefill = publisher.prefill
+        (publisher, shared), prefill = awaited, awaited.publisher.prefill
         if publisher.is_awaited and shared > prefill.awaited:
             return
         prefill.awaited = shared
@@ -128,19 +129,11 @@ class KVCacheManager:
             return common
         computed, lease = other.num_computed_tokens, other.lease
         taken = [(item.checkpoint.offset, item.reason) for item in lease.captured]
-        due = [
-            (offset, reason)
-            for offset, reason in other.prefill.boundaries.items()
-            if offset > computed
-        ]
+        due = [item for item in other.prefill.boundaries.items() if item[0] > computed]
         offsets = [at for at, reason in taken + due if reason in SHARED and at <= common]
         shared = max(offsets, default=0)
         spares = common > computed and common - shared >= _WORTH_WAITING
         return common if spares and lease.checkpoints_kept > _OWN else shared
-
-    def is_on_disk(self, sequence: Sequence) -> bool:
-        """Return True if a sequence shall wait for state that is read from disk."""
-        return self.paging.is_on_disk(sequence)
 
     def pinned_by(self, tenant: str) -> int:
         """Return the bytes of memory that a tenant's pins hold."""
@@ -149,16 +142,16 @@ class KVCacheManager:
     @property
     def writing(self) -> bool:
         """True if state is being written to disk, and can therefore not be evicted yet."""
-        return self.paging.writing and self._cache.tries.writing
+        return self.paging.writing and self.cache.tries.writing
 
     def refresh(self, running: Iterable[Sequence]) -> None:
         """Have sequences read spans that were split since where they lie now."""
-        if self._cache.tries.splits == self._splits:
+        if self.cache.tries.splits == self._splits:
             return
-        self._splits = self._cache.tries.splits
+        self._splits = self.cache.tries.splits
         for sequence in running:
             if sequence.lease is not None and sequence in self.caches:
-                self._opener.placement.lease(self.caches[sequence], sequence.lease.spans())
+                self._runner.placement.lease(self.caches[sequence], sequence.lease.spans())
 
     def prefilled(self, sequence: Sequence) -> None:
         """Give the prompt's state to the cache, for others to share.
@@ -177,21 +170,16 @@ class KVCacheManager:
             return
         tokens = sequence.computed
         lease.publish(tokens, self._publish_but_last(sequence, lease, tokens))
-        self._opener.placement.replace_own(self.caches[sequence], lease.spans())
+        self._runner.placement.replace_own(self.caches[sequence], lease.spans())
 
     def capture_if_due(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
-        offset = sequence.num_computed_tokens
-        prefill = sequence.prefill
-        reason = prefill.boundaries.get(offset)
-        if reason is not None:
+        offset, prefill = sequence.num_computed_tokens, sequence.prefill
+        answered = offset - max(prefill.frontier, sequence.num_prompt_tokens - 1)
+        if (reason := prefill.boundaries.get(offset)) is not None:
             prefill.frontier = offset
             self._capture(sequence, reason)
-        elif (
-            self._captures
-            and self._grid == 1
-            and decode_due(offset - max(prefill.frontier, sequence.num_prompt_tokens - 1))
-        ):
+        elif self._captures and self._grid == 1 and decode_due(answered):
             self._capture(sequence, Reason.DECODE)
 
     @staticmethod
@@ -213,7 +201,7 @@ class KVCacheManager:
         try:
             cache = self.caches.pop(sequence, None)
             if cache is not None:
-                self._opener.placement.close(cache)
+                self._runner.placement.close(cache)
         finally:
             if not kept:  # last: what it leases may lie in the sequence's own caches
                 lease.close()
@@ -230,18 +218,11 @@ class KVCacheManager:
 
     def known(self, sequence: Sequence) -> Known:
         """How much of a sequence is in the cache. Refreshes nothing."""
-        return self._cache.known(self._namespace(sequence), sequence.tokens)
-
-    def statistics(self) -> CacheStatistics:
-        """Describe the cache."""
-        return self._cache.tries.statistics()
-
-    def _namespace(self, sequence: Sequence) -> Namespace:
-        return Namespace(sequence.request.tenant, self._fingerprint)
+        return self.cache.known(self.paging.namespace(sequence), sequence.tokens)
 
     def _capture(self, sequence: Sequence, reason: Reason) -> None:
         if sequence.lease is not None and self._may_capture(sequence.num_computed_tokens):
-            checkpoint = self._opener.placement.capture(self.caches[sequence])
+            checkpoint = self._runner.placement.capture(self.caches[sequence])
             sequence.lease.capture(checkpoint, reason)
 
     def _publish_but_last(self, sequence: Sequence, lease: Lease, tokens: Tokens) -> Span | None:
@@ -249,7 +230,7 @@ class KVCacheManager:
 
         They are not merged: that would take as much memory again, when there may be none.
         """
-        parts = self._opener.placement.take_packed(self.caches[sequence])
+        parts = self._runner.placement.take_packed(self.caches[sequence])
         for part in parts[:-1]:
             lease.publish(tokens[: lease.held + part.length], part)
         return parts[-1] if parts else None

@@ -1,22 +1,82 @@
-"""How a sequence ends: its events, its state, and what a fault costs."""
+"""A step's record, what it leaves to the next one, and how sequences end in it."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import structlog
 
 from .errors import ComputationError, RequestError
 from .kv_cache_manager import KVCacheManager
-from .request import Finished, FinishReason
-from .scheduler import Scheduler
+from .request import Event, Finished, FinishReason, Started, TokenEvent
+from .scheduler import Scheduler, Selection
 from .sequence import Sequence, SequenceStatus
-from .step import Step
+
+# seconds without a write for which a request waits for memory that holds what is being written
+_DISK_PATIENCE = 10.0
+
 
 _RETRIES = 2
 
 log = structlog.get_logger()
+
+
+class DiskWait(NamedTuple):
+    """A wait for memory that the disk tier is about to free."""
+
+    since: float  # when it began, or a write ended, in seconds
+    writes: int  # states that were written by then
+
+
+class StepSummary(NamedTuple):
+    """All that a step leaves to the next one, beside the tokens under way."""
+
+    is_short: bool = False  # a sequence waits for memory
+    reserved_for: Sequence | None = None  # another one has yielded its slot for it
+    fair_at: int | None = None  # the queue's changes when no sequence had to yield; else None
+    disk_wait: DiskWait | None = None  # if memory is short
+
+
+class Step:
+    """A step's record. It ends with its step."""
+
+    def __init__(self, last: StepSummary) -> None:
+        self.events: list[tuple[Sequence, Event]] = []  # not published yet
+        self.counts = Counter[str]()  # totals by which the statistics grow
+        self.selection = Selection()  # the last choice of a sequence to start
+        self.summary = last  # as far as it is known
+        self.awaits_others = False  # memory is awaited that requests of another model hold
+        self.cache_changed = False  # state went to the cache
+
+    @property
+    def waits_for_memory(self) -> bool:
+        """True if a sequence waits for memory that the disk or another model will free."""
+        return self.summary.disk_wait is not None or self.awaits_others
+
+    def emit(self, sequence: Sequence, event: Event) -> None:
+        """Add an event to those that are published next."""
+        self.events.append((sequence, event))
+        if isinstance(event, TokenEvent):
+            self.counts["generation_tokens"] += 1
+        elif isinstance(event, Started):
+            prompt = sequence.num_prompt_tokens
+            self.counts.update(prompt_tokens=prompt, prompt_tokens_cached=event.cached)
+
+    def take_events(self) -> list[tuple[Sequence, Event]]:
+        """Return the events since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def await_disk(self, now: float, writes: int) -> bool:
+        """Wait for a write; returns False if the disk has not answered for too long."""
+        wait = self.summary.disk_wait
+        if wait is None or wait.writes != writes:
+            wait = DiskWait(now, writes)
+            self.summary = self.summary._replace(disk_wait=wait)
+        return now - wait.since < _DISK_PATIENCE
 
 
 class Lifecycle:
@@ -73,8 +133,7 @@ class Lifecycle:
     def end_all(self, error: BaseException, step: Step) -> bool:
         """End all sequences that a failed step was for; False if there are none.
 
-        Those are the ones at work, or if none is, those that wait. Each ends whatever the end of
-        another raises. A fault in an end is logged once.
+        Those are at work, or if none is, those that wait. Each ends whatever another's end raises.
         """
         scheduler = self._scheduler
         sequences = scheduler.at_work or scheduler.waiting.expired(math.inf)

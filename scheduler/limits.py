@@ -14,9 +14,8 @@ from .errors import (
 from .sequence import Sequence, SequenceStatus
 from .tenants import TenantUse
 
+# seconds that a refused client is asked to wait, where nothing is known of how long it takes
 RETRY_AFTER = 2
-"""Seconds that a refused client is asked to wait, where nothing is known of how long it takes."""
-
 _TIMES_FREE = 8
 """How many times as many requests of a tenant may wait as places are free; see `check_waiting`.
 
@@ -27,11 +26,7 @@ refuse a tenant where there is much room. A tenant with fewer than 8 that wait m
 
 
 def check_room(use: TenantUse, limit: int, now: float) -> None:
-    """Refuse a request where as many wait as may, of all tenants; see `check_waiting`.
-
-    Raises:
-        QueueFullError: it is so.
-    """
+    """Refuse a request by `QueueFullError` where as many wait as may, of all tenants."""
     if use.waiting >= limit:
         seconds = use.drained.next_place_in(now, RETRY_AFTER)
         message = f"{limit} requests are waiting already; try again later"
@@ -41,23 +36,12 @@ def check_room(use: TenantUse, limit: int, now: float) -> None:
 def check_waiting(
     use: TenantUse, tenant: str, limit: int, now: float, *, placed: bool = False
 ) -> None:
-    """Refuse a request for which there is no room.
+    """Refuse a request for which there is no room, by `QueueFullError`.
 
     Once requests of several tenants have come, or where tenants are named, no tenant has all the
     room: it may have so many waiting as is a multiple of the places that are free. That is the
     dynamic threshold of a shared buffer (Choudhury and Hahne, IEEE/ACM Transactions on Networking
-    6(2), 1998). A tenant with nothing waiting is let in if a place is free.
-
-    Args:
-        use: requests that wait already, for any model.
-        tenant: of the request.
-        limit: the most requests that may wait, of all tenants.
-        now: the present time, in seconds.
-        placed: it had a place among those that wait until now, and keeps it though it may be more
-            than its tenant's part by now.
-
-    Raises:
-        QueueFullError: as many wait as may wait, of all or of its tenant.
+    6(2), 1998). A request that is `placed` waited already, and keeps its place.
     """
     use.meet(tenant)
     check_room(use, limit, now)
@@ -76,11 +60,7 @@ def check_waiting(
 
 
 def check_tokens(use: TenantUse, tenant: str, now: float) -> None:
-    """Refuse a request whose tenant has no tokens left, with any model.
-
-    Raises:
-        QuotaSpentError: its tenant has spent its tokens of this minute.
-    """
+    """Refuse a request by `QuotaSpentError` whose tenant has no tokens left, with any model."""
     if seconds := use.quotas.refills_in(tenant, now):
         raise QuotaSpentError(
             f"tenant {tenant} has spent its {use.agreed(tenant).tokens_per_minute} tokens "
@@ -92,10 +72,7 @@ def check_tokens(use: TenantUse, tenant: str, now: float) -> None:
 def no_room(needed: int, usable: int, pinned: int) -> UnavailableError:
     """Make the error of a request for which there is no memory at present.
 
-    Args:
-        needed: bytes that it takes to start.
-        usable: bytes that may be held.
-        pinned: those of them that pins of its tenant hold; other tenants' are not told.
+    All are bytes: needed to start, usable, and those that pins of its own tenant hold.
     """
     return UnavailableError(
         f"memory is short: the request needs {needed} bytes of {usable} that may be used at present"
@@ -120,12 +97,7 @@ class MemoryBound:
 
 
 class Admission:
-    """Checks a request against the model's limits.
-
-    Args:
-        context_length: the most tokens of prompt and answer together.
-        memory: what it is cut for; None where it is the model's own.
-    """
+    """Checks a request against the context, which may be cut for what `memory` holds."""
 
     def __init__(self, context_length: int, memory: MemoryBound | None = None) -> None:
         self.context_length = context_length
@@ -134,10 +106,7 @@ class Admission:
     def check_text(self, characters: int, longest_token: int) -> None:
         """Refuse a text that cannot fit however it is tokenised, before that is tried.
 
-        Encoding tens of megabytes takes minutes and gigabytes.
-
-        Raises:
-            ContextLengthExceededError: it has more tokens than the context.
+        Encoding tens of megabytes takes minutes and gigabytes. Raises `ContextLengthExceededError`.
         """
         least = characters // longest_token
         if least > self.context_length:
@@ -146,8 +115,7 @@ class Admission:
     def answer_length(self, prompt_length: int, max_tokens: int | None) -> int:
         """Say how many tokens the answer may have: what was asked for, within the context.
 
-        A `max_tokens` that reaches beyond the context is cut, not refused: agents ask for
-        a fixed large number whatever the model.
+        A `max_tokens` beyond the context is cut, not refused: agents ask for a fixed large number.
 
         Raises:
             InvalidRequestError: the prompt has no tokens.

@@ -6,8 +6,7 @@ from ..models.errors import MatcherError
 from ..models.params import Grammar, Mask, Matcher
 
 _THREADS = 2
-_PATIENCE = 10.0
-"""Seconds that a step waits for a mask. Computing one is bounded to much less."""
+_PATIENCE = 10.0  # seconds that a step waits for a mask. Computing one is bounded to much less
 
 
 class MaskPool:

@@ -7,63 +7,54 @@ from typing import NamedTuple
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
+from ..models.kv.sequence_cache import SequenceCache
+from ..models.runner import ModelRunner
+from ..models.step_plan import StepPlan
 from .policy import NO_PRECEDENCE, Batch, ChunkSize, plan
-from .runner import Plan, State, StepPlanner
 from .sequence import Sequence
 from .statistics import MemoryUse
 
-_LEAST_CHUNK = 16
-"""Tokens; chunks are not cut further, because what a chunk takes of its own stays."""
-
+_LEAST_CHUNK = 16  # tokens; chunks are not cut further, because what a chunk takes of its own stays
+# tokens of its answer for which each running sequence must have room when another starts
 _GROWTH = 256
-"""Tokens of its answer for which each running sequence must have room when another starts."""
 
 
 class Affordable(NamedTuple):
     """A step for which memory is reserved: its calls, and the model's plan of them."""
 
     batch: Batch
-    plan: Plan
-
-
-class _Full(NamedTuple):
-    """After a preemption: the sequences that went on, and bytes that no lease retained."""
-
-    running: int
-    spare: int
+    plan: StepPlan
 
 
 class MemoryPlanner:
     """Prices what sequences and steps take, and asks the governor for it."""
 
-    def __init__(self, governor: Governor, runner: StepPlanner) -> None:
+    def __init__(self, governor: Governor, runner: ModelRunner) -> None:
         self._governor = governor
         self._runner = runner
         self._held = governor.ledger.account(Kind.TAIL)
-        self._full: _Full | None = None
-
-    @property
-    def budget(self) -> int:
-        """Bytes that state may take at present."""
-        return self._governor.pool.budget.nbytes
+        # after a preemption: number of sequences that went on, and bytes that no lease retained
+        self._full: tuple[int, int] | None = None
 
     @property
     def usable(self) -> int:
-        """Bytes of it that may be held: some is kept for copies."""
+        """Bytes of the budget that may be held: some is kept for copies."""
         return self._governor.pool.limit.nbytes
 
     def use(self) -> MemoryUse:
         """Describe the ledger."""
         ledger = self._governor.ledger
         held = {kind.value: size.nbytes for kind, size in ledger.by_kind().items()}
-        return MemoryUse(budget=self.budget, buffers=ledger.total.buffers, **held)
+        return MemoryUse(
+            budget=self._governor.pool.budget.nbytes, buffers=ledger.total.buffers, **held
+        )
 
     @property
     def others_busy(self) -> bool:
         """True if requests of another model are at work, which will give memory back."""
         return self._governor.others_busy
 
-    def record(self, caches: Collection[State]) -> None:
+    def record(self, caches: Collection[SequenceCache]) -> None:
         """Record in the ledger what running sequences have of their own by now."""
         self._governor.note(busy=bool(caches))
         self._held.set(Size(*self._runner.held_by(caches)))
@@ -77,37 +68,30 @@ class MemoryPlanner:
         after a preemption none starts before there is more to spare: entering their batch takes
         more than this estimate, and a sequence that is preempted at once has cost time for nothing.
         """
-        if running and self._is_full(running):
+        most, spare = self._full or (len(running) + 1, 0)
+        if running and len(running) >= most and self._governor.pool.spare <= spare:
             return False
         if self._governor.fits(self._beside(sequence, known, running)):
             return True
         return not running and self._governor.fits(self._worst_case(sequence))
 
     def make_room(self, sequence: Sequence, known: Known) -> bool:
-        """Evict known state of an admitted sequence if only its worst case fits. None may run.
-
-        Returns True if less of it may be known now.
-        """
+        """Evict state if only the worst case of a sequence fits; True if less may be known."""
         if self._governor.fits(self._beside(sequence, known, ())):
             return False
         return self._governor.make_room(self._worst_case(sequence))
 
     def _beside(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> Size:
         """Size of a sequence's start, and of the growth of those that run meanwhile."""
-        need = self._start(sequence, known.cached) + known.idle
+        total, profile = len(sequence.tokens), self._runner.profile
+        need = Size(*profile.start(total - known.cached, total)) + known.idle
         for other in running:
-            need += self._growth(other)
+            need += Size(profile.kept(other.num_left_to_prefill + _GROWTH))
         return need
 
     def note_preemption(self, running: Items[Sequence]) -> None:
         """Remember that only these sequences fit."""
-        self._full = _Full(len(running), self._governor.pool.spare)
-
-    def _is_full(self, running: Items[Sequence]) -> bool:
-        full = self._full
-        if full is None or len(running) < full.running:
-            return False
-        return self._governor.pool.spare <= full.spare
+        self._full = len(running), self._governor.pool.spare
 
     def needed(self, sequence: Sequence) -> int:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
@@ -116,19 +100,17 @@ class MemoryPlanner:
     def may_restart(self, sequence: Sequence) -> bool:
         """Return True if the last running sequence shall restart in a smaller batch.
 
-        Its batch may have been made for many. To leave that takes no more than is kept for
-        copies, and what it takes to start is within what may be held. One that did so and has
-        not come further would do so for ever.
+        Its batch may have been made for many. One that did so and has not come further would do so
+        for ever.
         """
-        return sequence.has_advanced and self._worst_case(sequence).within(
-            self._governor.pool.limit
-        )
+        advanced = sequence.num_computed_tokens > sequence.prefill.furthest
+        return advanced and self._worst_case(sequence).within(self._governor.pool.limit)
 
     def afford(
         self,
         running: Items[Sequence],
         size: ChunkSize,
-        caches: Mapping[Sequence, State],
+        caches: Mapping[Sequence, SequenceCache],
         precedence: Mapping[str, float] = NO_PRECEDENCE,
     ) -> Affordable | None:
         """Plan a step that fits, and reserve what it takes; see `plan`.
@@ -143,7 +125,7 @@ class MemoryPlanner:
         while (planned := self._reserved(batch, caches)) is None:
             if batch.prefill is None:
                 return None
-            size = size.halved()
+            size = size._replace(most=size.most // 2)
             if size.grid > 1 or size.most < _LEAST_CHUNK:
                 batch = Batch(batch.decode)  # prompts that are held do not come
                 if not batch.calls:
@@ -161,7 +143,7 @@ class MemoryPlanner:
         self._held.close()
         self._governor.close()
 
-    def _reserved(self, batch: Batch, caches: Mapping[Sequence, State]) -> Plan | None:
+    def _reserved(self, batch: Batch, caches: Mapping[Sequence, SequenceCache]) -> StepPlan | None:
         """Plan a batch's step, and reserve what it takes; None where that does not fit."""
         decode = [] if batch.decode is None else [caches[s] for s in batch.decode.sequences]
         chunk = batch.prefill
@@ -179,12 +161,5 @@ class MemoryPlanner:
             costs.append(cost)
         return None
 
-    def _start(self, sequence: Sequence, known: int) -> Size:
-        total = len(sequence.tokens)
-        return Size(*self._runner.profile.start(total - known, total))
-
     def _worst_case(self, sequence: Sequence) -> Size:
         return Size(*self._runner.profile.worst_case(sequence.num_known_tokens))
-
-    def _growth(self, sequence: Sequence) -> Size:
-        return Size(self._runner.profile.kept(sequence.num_left_to_prefill + _GROWTH))

@@ -36,9 +36,9 @@ from typing import NamedTuple
 
 from .tenants import Share
 
+# tenants without requests whose service is kept. A forgotten one loses its service above the
+# floor
 _REMEMBERED = 1024
-"""Tenants without requests whose service is kept. A forgotten one loses its service above the
-floor."""
 
 
 class Priority(enum.IntEnum):
@@ -77,31 +77,20 @@ class Policy(NamedTuple):
 
 
 def rank(window: Iterable[Candidate], cached: Callable[[Entry], int]) -> list[Entry]:
-    """Sort a window: what is due first, then by the length of the cached prefix.
-
-    Args:
-        window: of `FairOrder.window`.
-        cached: tokens of a request's prompt that are in the cache. It is asked once for each.
-    """
+    """Sort a window: what is due first, then by the tokens of the prompt that are `cached`."""
     ranked = sorted(window, key=lambda each: (not each.due, -cached(each.entry)))
     return [candidate.entry for candidate in ranked]
 
 
-Numbered = tuple[int, Entry]
-"""A request and its number in the order of arrival."""
+Numbered = tuple[int, Entry]  # A request and its number in the order of arrival
 
-Able = Callable[[str], bool]
-"""True if a tenant may start a request now, as far as its quotas go."""
+Able = Callable[[str], bool]  # true if a tenant may start a request now, as far as its quotas go
 
 
 class _Running(NamedTuple):
     number: int
     entry: Entry
     is_due: bool
-
-
-def _any(_: str) -> bool:
-    return True
 
 
 _NUMBER = itemgetter(0)
@@ -180,7 +169,6 @@ class _Tenant:
                 yield Candidate(numbered[1])
 
     def heads(self) -> Iterator[Entry]:
-        """Yield the next request of each unit, those of a priority oldest first."""
         return (entry for heads in self._heads for _, entry in heads)
 
 
@@ -189,12 +177,9 @@ class FairOrder:
 
     It has no clock, reads no cache and knows no quotas. Safe to call from one thread at a time.
     A request is charged its cost: the prompt tokens that are to be computed and the equal of its
-    restored state when it starts, decoded tokens as they come, and corrections. `start`, `charge`,
-    `preempt` and `end` raise `KeyError` for a request that does not wait, or run.
-
-    Args:
-        policy: its constants.
-        weight: a tenant's share, positive. It is asked at each charge, so that it may change.
+    restored state when it starts, decoded tokens as they come, and corrections. A tenant's weight
+    is asked at each charge, so that it may change. `start`, `charge`, `preempt` and `end` raise
+    `KeyError` for a request that does not wait, or run.
     """
 
     def __init__(
@@ -208,14 +193,6 @@ class FairOrder:
         self._waiting: dict[str, Numbered] = {}
         self._running: dict[str, _Running] = {}
         self._count = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def running(self) -> int:
-        """Number of requests that were started and have not ended."""
-        return len(self._running)
 
     @property
     def tenants(self) -> Iterable[str]:
@@ -235,11 +212,7 @@ class FairOrder:
         return unit is not None and unit.head is not None and unit.head[1].id == entry.id
 
     def put(self, entry: Entry) -> None:
-        """Add a request at the end.
-
-        Raises:
-            ValueError: its id is that of one that waits or runs.
-        """
+        """Add a request at the end. Raises `ValueError` if its id is taken."""
         if entry.id in self._waiting or entry.id in self._running:
             raise ValueError(f"request {entry.id} is in the order already")
         self._count += 1
@@ -249,7 +222,7 @@ class FairOrder:
         self._tenants[entry.tenant].units.setdefault(entry.conversation, _Unit())
         self._wait(self._count, entry)
 
-    def window(self, able: Able = _any, passed: Container[str] = ()) -> list[Candidate]:
+    def window(self, able: Able = lambda _: True, passed: Container[str] = ()) -> list[Candidate]:
         """List the requests that may start next, for `rank`; empty if there is none.
 
         If all within the quantum have `passed`, as they could not start when they were looked at,
@@ -268,12 +241,8 @@ class FairOrder:
         rest = (Candidate(e) for t in ready for e in t.heads() if e.id not in passed)
         return list(islice(rest, looks))
 
-    def claimants(self, able: Able = _any) -> list[Share]:
-        """List the tenants to which others yield, the least served first.
-
-        They are within the quantum and could start an interactive request. As many as a window has
-        places at most.
-        """
+    def claimants(self, able: Able = lambda _: True) -> list[Share]:
+        """List the tenants to which others yield: near ones that have an interactive request."""
         near = self._near(self._ready(able))
         offering = [t.name for t in near if any(t.offers(Priority.INTERACTIVE))]
         return list(map(self.share, offering[: self._policy.looks]))
@@ -304,8 +273,7 @@ class FairOrder:
     def start(self, request_id: str, tokens: float) -> Entry:
         """Move a candidate to those that run, at the cost of its prompt, as far as it is known.
 
-        Raises:
-            ValueError: it waits for others of its unit.
+        Raises `ValueError` if it waits for others of its unit.
         """
         number, entry = self._waiting[request_id]
         if not self.is_head(entry):

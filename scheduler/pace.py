@@ -4,9 +4,7 @@ import statistics
 from collections import deque
 from itertools import combinations
 
-LEAST_TOKENS = 16
-"""Shorter chunks cost more in overhead than they spare streams."""
-
+LEAST_TOKENS = 16  # shorter chunks cost more in overhead than they spare streams
 _UNTRIED = 64  # tokens, before the first call was measured
 _FURTHER = 4  # times the longest measured chunk: the fit is not trusted beyond
 _SHARE = 0.8  # of the bound: a call takes longer than estimated about as often as shorter

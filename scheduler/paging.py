@@ -17,9 +17,7 @@ class Paging:
     """Moves state to and from the disk. A fault there turns the disk off and ends no request.
 
     State is written when the engine is idle, when a sequence waits for memory, or when more than a
-    sixteenth of the memory budget is dirty. Beside running sequences the writer would make steps
-    longer: it shares the interpreter with the MLX thread, on CUDA also the driver and the
-    allocator.
+    sixteenth of the memory budget is dirty: the writer makes steps of running sequences longer.
     """
 
     def __init__(self, fingerprint: str, pager: Pager | None, pins: Pins | None) -> None:
@@ -67,7 +65,7 @@ class Paging:
         """Return True if a sequence shall wait for state that is, or will be, read from disk."""
         with self._guard():
             if self._pager is not None:
-                namespace = self._namespace(sequence)
+                namespace = self.namespace(sequence)
                 return self._pager.page_in.awaits(sequence, namespace, sequence.tokens)
         return False
 
@@ -75,7 +73,7 @@ class Paging:
         """Have stored state of a sequence's tokens read from disk; return True to wait for it."""
         with self._guard():
             if self._pager is not None:
-                page_in, namespace = self._pager.page_in, self._namespace(sequence)
+                page_in, namespace = self._pager.page_in, self.namespace(sequence)
                 before = page_in.asked_bytes
                 waits = page_in.wait_for(sequence, namespace, sequence.tokens)
                 sequence.bill.restored_bytes += page_in.asked_bytes - before
@@ -94,5 +92,6 @@ class Paging:
                 self._pager.give_up(f"it failed: {type(error).__name__}: {error}")
             self._pager = None
 
-    def _namespace(self, sequence: Sequence) -> Namespace:
+    def namespace(self, sequence: Sequence) -> Namespace:
+        """Return the part of the cache that a sequence may read."""
         return Namespace(sequence.request.tenant, self._fingerprint)

@@ -1,4 +1,4 @@
-"""The work of the next step: pure functions of the running sequences, and what tenants are owed."""
+"""Policies, as pure functions: the work of the next step, whose prompt advances, who yields."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from .order import Priority
 from .sequence import Sequence
+from .tenants import Share
 
+# tokens per weight by which a tenant's prompts may be behind those of tenants with fewer slots
 LAG = 512
-"""Tokens per weight by which a tenant's prompts may be behind those of tenants with fewer slots."""
 
-NO_PRECEDENCE: Mapping[str, float] = MappingProxyType({})
-"""All tenants are alike."""
+NO_PRECEDENCE: Mapping[str, float] = MappingProxyType({})  # all tenants are alike
 
-_LESS_URGENT = 4096
-"""Tokens by which a prompt of priority `batch` counts as longer than it is."""
+_LESS_URGENT = 4096  # tokens by which a prompt of priority `batch` counts as longer than it is
 
 
 class Call(NamedTuple):
@@ -63,10 +62,6 @@ class ChunkSize(NamedTuple):
     # of such a call needs it short
     completing: int = 1 << 62
 
-    def halved(self) -> "ChunkSize":
-        """Half of it."""
-        return self._replace(most=self.most // 2)
-
 
 def plan(
     running: Items[Sequence], size: ChunkSize, precedence: Mapping[str, float] = NO_PRECEDENCE
@@ -105,9 +100,8 @@ def most_urgent(running: Iterable[Sequence], precedence: Mapping[str, float]) ->
 
     Within a tenant, and among tenants that are alike, the shortest remaining work goes first, with
     ageing: a prompt counts as shorter by every token by which later ones of its tenant passed it
-    over; see `age`. So one with n tokens left is passed over for n tokens at most. A prompt of
-    priority `batch` counts as `_LESS_URGENT` tokens longer. If another request waits for its
-    beginning, what is left is what that one waits for.
+    over. So one with n tokens left is passed over for n tokens at most. If another request waits
+    for its beginning, what is left is what that one waits for.
     """
     prompts = (s for s in running if s.num_left_to_prefill)
     return min(
@@ -121,10 +115,7 @@ def _remaining(sequence: Sequence) -> int:
 
 
 def age(running: Items[Sequence], chosen: Sequence, tokens: int) -> None:
-    """Count the tokens of a chunk by which a prompt passed others over, of its tenant and older.
-
-    The running sequences are as they were when the call was planned, oldest first.
-    """
+    """Age the older prompts of a tenant by a chunk of a later one, before that advances."""
     for sequence in running[: running.index(chosen)]:
         if sequence.num_left_to_prefill and sequence.request.tenant == chosen.request.tenant:
             sequence.prefill.passed_over += tokens
@@ -170,3 +161,68 @@ class PrefillShares:
             owed = self._owed.get(each, 0.0) - tokens * (each == tenant)
             is_alone = len(weights) == 1
             self._owed[each] = max(0.0, owed) if is_alone else owed + a_weight * weight
+
+
+class Slot(NamedTuple):
+    """A running sequence."""
+
+    id: str  # of its request
+    share: Share  # of its tenant
+    decodes: bool  # its prompt is complete
+    priority: Priority = Priority.INTERACTIVE  # of its request
+    conversation: str = ""  # its unit, in which it would wait before what came later
+    is_due: bool = False  # it started because others of its tenant had passed it over for long
+
+    @property
+    def gives_way(self) -> bool:
+        """True if it yields to an interactive request of its own tenant; not if it was due."""
+        return self.decodes and self.priority is Priority.BATCH and not self.is_due
+
+
+def preemption(slots: Items[Slot], claimant: Share, gap: float) -> Slot | None:
+    """Choose the sequence that yields its slot to a tenant that waits.
+
+    A tenant's part of the slots is as its weight among those that have slots or claim one. It is
+    the youngest sequence of the most served tenant that has more slots than the claimant for its
+    weight, if
+
+    - the claimant has fewer slots than its part, and the tenant more than its own; or
+    - the tenant was served more than the claimant by over `gap` tokens per weight.
+
+    Neither goes to and fro: the first leaves both with their part, and for the second the gap is
+    two quanta at least, so that the claimant is served the difference before the sequence comes
+    back.
+
+    A sequence whose prompt is incomplete yields for the first reason only, and if no complete one
+    can: what was computed of it is in the cache when it starts again.
+    """
+    held = Counter(slot.share.tenant for slot in slots)
+    weights = {slot.share.tenant: slot.share.weight for slot in slots}
+    weights[claimant.tenant] = claimant.weight
+    a_weight = len(slots) / sum(weights.values())
+    own = held[claimant.tenant]
+    lacks = own + 1 <= max(1.0, a_weight * claimant.weight)
+
+    def gives(slot: Slot) -> bool:
+        share, slots_held = slot.share, held[slot.share.tenant]
+        if lacks and share.tenant != claimant.tenant and slots_held - 1 >= a_weight * share.weight:
+            return True
+        larger = slots_held * claimant.weight > own * share.weight
+        return slot.decodes and larger and share.service - claimant.service > gap
+
+    giving = [slot for slot in reversed(slots) if gives(slot)]
+    return max(giving, key=lambda slot: (slot.decodes, slot.share.service), default=None)
+
+
+def own_preemption(slots: Items[Slot], claimant: Share, conversation: str) -> Slot | None:
+    """Choose the sequence that yields its slot to an interactive request of its own tenant.
+
+    It is the tenant's youngest one of priority `batch` that decodes. It starts again when no
+    interactive request of its tenant could, or when it is due; then it keeps its slot. One of the
+    same conversation does not yield: it would wait before the request that it yielded to.
+    """
+    for slot in reversed(slots):
+        own = slot.share.tenant == claimant.tenant and slot.conversation != conversation
+        if own and slot.gives_way:
+            return slot
+    return None

@@ -22,18 +22,13 @@ class ConversationQueue:
     """A bounded queue in the order of `FairOrder`, which also knows what runs.
 
     Its lock is the only one of the order. Nothing is done under it but taking, giving, charging
-    and noting what each request waits for.
+    and noting what each request waits for. A sequence runs from `claim` to `release`; no more of
+    its unit run at once than it says, and they are claimed in the order in which they were put.
 
     Args:
         limit: the most requests that may wait, here and in other queues. It may change.
-        use: what tenants use, here and in other queues, and their terms; None if there are no
-            other queues and no terms.
-        clock: seconds, monotonic.
-        wake: called when a request that waits for a place may go on, since a request of another
-            queue left it.
-
-    Invariants: a sequence runs from `claim` to `release`; no more of its unit run at once than
-    it says, and they are claimed in the order in which they were put.
+        use: what tenants use, here and in other queues, and their terms, if there are any.
+        wake: called when a request that waits for a place may go on, as one elsewhere left it.
     """
 
     def __init__(
@@ -108,15 +103,13 @@ class ConversationQueue:
     def offers(
         self, passed: Container[str] = frozenset(), tenant: str | None = None
     ) -> list[tuple[Candidate, Sequence]]:
-        """List the sequences that may be claimed now; see `FairOrder.window`.
+        """List the sequences that may be claimed now, a bounded number; see `FairOrder.window`.
+
+        No lock is held while the caller looks at them, and some may leave meanwhile.
 
         Args:
             passed: ids of those that were looked at and could not start.
             tenant: list only its interactive ones, within the quantum or beyond.
-
-        Returns:
-            A bounded number. No lock is held while the caller looks at them, and some may leave
-            meanwhile.
         """
         with self._lock:
             self._refresh()
@@ -131,9 +124,7 @@ class ConversationQueue:
     def claimants(self, among: Collection[str] | None = None) -> list[Share]:
         """List the tenants that could start an interactive request, the least served first.
 
-        Args:
-            among: only these, however much they were served; None for the tenants to which others
-                yield: see `FairOrder.claimants`.
+        They are `among` these, however much they were served, or those to which others yield.
         """
         with self._lock:
             self._refresh()
@@ -161,20 +152,13 @@ class ConversationQueue:
         """Grows when a request comes, starts, ends or waits again, or a tenant may start more."""
         return self._changes + self._places.changes
 
-    @property
-    def running(self) -> int:
-        """Number of sequences that are claimed and not released."""
-        return self._order.running
-
     def __len__(self) -> int:
         return len(self._waiting)
 
     def claim(self, sequence: Sequence, tokens: float = 0.0) -> bool:
-        """Take an offered sequence out; False if it may not start any more.
+        """Take an offered sequence out, at the cost of its prompt; False if it may not start.
 
-        Args:
-            sequence: one of `offers`.
-            tokens: cost of its prompt; a sequence that yielded has been charged.
+        A sequence that yielded has been charged.
         """
         request, quotas = sequence.request, self._use.quotas
         with self._lock:
@@ -202,10 +186,7 @@ class ConversationQueue:
                 self._use.quotas.charge(sequence.request.tenant, tokens, self._clock())
 
     def put_back(self, sequence: Sequence) -> None:
-        """Have a running sequence wait again, at its old place: it yields its slot.
-
-        It is no new request, so that neither the bound nor the end of the queue holds it up.
-        """
+        """Have a running sequence wait again, at its old place: no bound and no end refuse it."""
         with self._lock:
             self._changes += 1
             self._order.preempt(sequence.request.id)
@@ -222,11 +203,7 @@ class ConversationQueue:
             self._places.stop(sequence.request.tenant)
 
     def note(self, found: Mapping[Sequence, Activity]) -> None:
-        """Note what each waiting sequence waits for.
-
-        Args:
-            found: the reasons of those that were looked at last and did not start.
-        """
+        """Note what each waiting sequence waits for: `found` has those that were looked at last."""
         with self._lock:
             self._refresh()
             if found != self._found or self._noted != self.changes:
@@ -234,12 +211,7 @@ class ConversationQueue:
                 self._note_activities()
 
     def requests(self, most: int, tenant: str | None = None) -> list[RequestStatistics]:
-        """Describe `most` requests: all that run and then those that wait, the oldest first.
-
-        Args:
-            most: number of requests.
-            tenant: only its own; None for all tenants.
-        """
+        """Describe some requests, of one tenant or all: those that run, then those that wait."""
         with self._lock:
             self._refresh()
             self._note_activities()
@@ -264,11 +236,9 @@ class ConversationQueue:
         return self._found.get(sequence, Activity.SLOT)
 
     def _may_start(self, tenant: str) -> bool:
-        """Return True if a tenant has tokens, and a place to run."""
         return tenant not in self._spent and self._use.has_place(tenant)
 
     def _refresh(self) -> None:
-        """Look which tenants have no tokens."""
         now, quotas = self._clock(), self._use.quotas
         spent = frozenset(t for t in self._order.tenants if quotas.refills_in(t, now))
         if spent != self._spent:

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..cachestore.tries import CacheStatistics
+from ..models.runner import ModelRunner
 from .kv_cache_manager import KVCacheManager
 from .memory import MemoryPlanner
-from .runner import ModelRunner
 from .sequence import Sequence
 from .statistics import EngineStatistics, describe
 
+# seconds after which the cache is described again; at the end of a request it always is
 _DESCRIBED_EVERY = 1.0
-"""Seconds after which the cache is described again; at the end of a request it always is."""
 
 
 class EngineReport:
@@ -54,7 +54,7 @@ class EngineReport:
         self._step_seconds += now - self._last_step_at
         self._last_step_at = now
         if cache_changed or now >= self._described_at + _DESCRIBED_EVERY:
-            self._cache = self._kv_cache.statistics()
+            self._cache = self._kv_cache.cache.tries.statistics()
             self._described_at = now
         self.publish(at_work)
 

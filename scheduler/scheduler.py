@@ -1,30 +1,122 @@
-"""The sequences that wait, run or are preempted, and the next one to start or to yield."""
+"""The sequences that wait, run or are preempted, and the next one to start or to yield.
 
+Questions read what the cache, the disk and the memory have, and change nothing. The engine acts on
+what was found: it starts a sequence, has state read from disk, or has a running sequence publish
+its prompt early.
+"""
+
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from ..cachestore.restoration import Known
-from .order import Policy
-from .policy import PrefillShares, age
+from .kv_cache_manager import Awaited, KVCacheManager
+from .memory import MemoryPlanner
+from .order import Policy, Priority, rank
+from .policy import PrefillShares, Slot, age, own_preemption, preemption
 from .queue import ConversationQueue
 from .request import entry_of
 from .sequence import Sequence, SequenceStatus
-from .start import (
-    Look,
-    PrefixLookup,
-    Ranking,
-    Room,
-    Selection,
-    Slot,
-    Yielding,
-    interactive,
-    own_preemption,
-    preemption,
-    select,
-)
 from .times import Activity
 
+READ_AHEAD = 8  # sequences that wait for the disk at once; those after them are not looked at yet
+_LOOKS = 64  # sequences that are looked at in a step for one that can start
+_WORTH_PASSING = 32  # tokens in the cache by which one request passes another
+# tokens per weight by which tenants are apart before a slot changes hands; see `preemption`
 _GAP = 2 * Policy().quantum
-"""Tokens per weight by which tenants are apart before a slot changes hands; see `preemption`."""
+
+
+class Look(NamedTuple):
+    """What a candidate waits for."""
+
+    sequence: Sequence  # the candidate
+    waits_for: Activity | None  # `PREFIX`, `DISK` or `MEMORY`; None if it can start
+    awaited: Awaited | None = None  # the beginning that it waits for, if that is `PREFIX`
+
+
+class Selection(NamedTuple):
+    """The answer of `select`."""
+
+    start: Sequence | None = None  # the sequence that starts next, or None
+    # the sequence that lacks memory and that none may overtake, or None
+    short: Sequence | None = None
+    waiting: tuple[Look, ...] = ()  # looks at the candidates before that one, or at all
+    # the sequence for which another one has yielded, if it still waits
+    reserved_for: Sequence | None = None
+
+    @property
+    def waits(self) -> dict[Sequence, Activity]:
+        """The activity of each candidate that cannot start."""
+        return {each.sequence: each.waits_for for each in self.waiting if each.waits_for}
+
+    @property
+    def reads(self) -> bool:
+        """True if a sequence waits for the disk."""
+        return any(each.waits_for is Activity.DISK for each in self.waiting)
+
+
+def select(looks: Iterable[Look]) -> Selection:
+    """Choose the sequence that starts next: the first candidate that can.
+
+    Those that wait for the disk or for another's prefill are passed over, and one that lacks
+    memory is not. Candidates after the chosen one are not looked at.
+    """
+    waiting: list[Look] = []
+    reading = 0
+    for look in looks:
+        if look.waits_for is None:
+            return Selection(look.sequence, None, tuple(waiting))
+        waiting.append(look)
+        if look.waits_for is Activity.MEMORY:
+            return Selection(None, look.sequence, tuple(waiting))
+        reading += look.waits_for is Activity.DISK
+        if reading == READ_AHEAD:
+            break
+    return Selection(None, None, tuple(waiting))
+
+
+class Ranking:
+    """The order of the sequences that wait, by the cache as it is when they are first looked up.
+
+    Several start by one ranking: to look up the cached prefix of all that are left takes as long
+    as all else that is done to start one. The queue is not locked meanwhile.
+    """
+
+    def __init__(self, waiting: ConversationQueue, kv_cache: KVCacheManager) -> None:
+        self._waiting = waiting
+        self._kv_cache = kv_cache
+        self._worths: dict[Sequence, int] = {}
+
+    def candidates(self, tenant: str | None = None) -> Iterator[Sequence]:
+        """Yield those that may start, the first to start first: some of all, or a tenant's."""
+        # The cache is asked about a window at a time: the next one is made of those that are left.
+        passed: set[str] = set()
+        while len(passed) < _LOOKS and (offers := self._waiting.offers(passed, tenant)):
+            found = {candidate.entry.id: sequence for candidate, sequence in offers}
+            window = [candidate for candidate, _ in offers]
+            for entry in rank(window, lambda each: self._worth(found[each.id])):  # noqa: B023
+                yield found[entry.id]
+            passed.update(found)
+
+    def _worth(self, sequence: Sequence) -> int:
+        """How much is gained if a sequence goes first; one that has yielded is in its answer."""
+        if sequence.status is SequenceStatus.PREEMPTED:
+            return 1 << 62
+        if sequence not in self._worths:
+            cached = self._kv_cache.known(sequence).cached
+            self._worths[sequence] = cached // _WORTH_PASSING
+        return self._worths[sequence]
+
+
+class Yielding(NamedTuple):
+    """Which running sequence gives its slot to which waiting one."""
+
+    victim: Sequence | None = None  # the former, or None
+    # the latter, for which the slot is reserved; None without a victim
+    claimant: Sequence | None = None
+    # looks at sequences that had a slot to take, and could not start
+    waiting: tuple[Look, ...] = ()
+    is_fair: bool = True  # no tenant had a slot to take
 
 
 class Scheduler:
@@ -35,27 +127,23 @@ class Scheduler:
     served more has less, a sequence of the former yields its slot and waits again. So does one of
     priority `batch` if an interactive one of its tenant could start.
 
-    `next_start` and `next_to_yield` are questions: they change nothing.
-
     Args:
         max_batch: the most sequences that run at once.
-        token_bytes: those that the model reads for a decoded token, its weights: what is restored
-            is charged by its bytes, so many as a token.
+        token_bytes: weights that the model reads for a decoded token; restored bytes cost by it.
     """
 
     def __init__(
         self,
         waiting: ConversationQueue,
-        kv_cache: PrefixLookup,
-        memory: Room,
+        kv_cache: KVCacheManager,
+        memory: MemoryPlanner,
         max_batch: int,
         token_bytes: int = 1 << 30,
     ) -> None:
         self._token_bytes = token_bytes
         self.waiting = waiting  # not started yet, in order within each conversation
         self.running: list[Sequence] = []  # at work, oldest first
-        # without state until there is memory for them, oldest first
-        self.preempted: list[Sequence] = []
+        self.preempted: list[Sequence] = []  # without state until there is memory, oldest first
         self._kv_cache = kv_cache
         self._memory = memory
         self._max_batch = max_batch
@@ -98,51 +186,48 @@ class Scheduler:
         if len(self.running) >= self._max_batch:
             return Selection(reserved_for=reserved_for)
         if self.preempted:
-            found = select(self.preempted[:1], self._look)
+            found = select(map(self._look, self.preempted[:1]))
             return found._replace(reserved_for=reserved_for)
         if reserved_for is not None and self.waiting.waits(reserved_for):
-            found = select([reserved_for], self._look)
+            found = select(map(self._look, [reserved_for]))
             if found.start is not None or found.short is not None:
                 return found._replace(reserved_for=found.short)
-        return select(ranking.candidates() if len(self.waiting) else (), self._look)
+        return select(map(self._look, ranking.candidates() if len(self.waiting) else ()))
 
     def next_to_yield(self, ranking: Ranking) -> Yielding:
-        """Choose the running sequence that yields to another one, which then starts next.
-
-        That is another tenant's, or an interactive one of its own tenant: see `preemption` and
-        `own_preemption`. The former goes first.
-        """
-        slots, looks, is_fair = self._slots(), list[Look](), True
-        for claimant in self.waiting.claimants():
-            slot = preemption(slots, claimant, _GAP)
-            if slot is None:
-                continue
-            is_fair = False
-            found = select(ranking.candidates(claimant.tenant), self._look)
-            looks += found.waiting
-            if (taker := found.start or found.short) is not None:
-                return Yielding(self._in_slot(slot), taker, tuple(looks), is_fair)
-        for claimant in self.waiting.claimants({s.share.tenant for s in slots if s.gives_way}):
-            takers = {
-                taker: slot
-                for taker in interactive(ranking.candidates(claimant.tenant))
-                if (slot := own_preemption(slots, claimant, entry_of(taker.request).conversation))
-            }
-            found = select(takers, self._look)
+        """Choose the running sequence that yields to another one, which then starts next."""
+        looks, is_fair = list[Look](), True
+        for takers in self._takers(ranking):
+            found = select(map(self._look, takers))
             looks += found.waiting
             is_fair = is_fair and not takers
             if (taker := found.start or found.short) is not None:
-                return Yielding(self._in_slot(takers[taker]), taker, tuple(looks), is_fair)
+                victim = next(s for s in self.running if s.request.id == takers[taker].id)
+                return Yielding(victim, taker, tuple(looks), is_fair=False)
         return Yielding(waiting=tuple(looks), is_fair=is_fair)
+
+    def _takers(self, ranking: Ranking) -> Iterator[dict[Sequence, Slot]]:
+        """Yield each claimant's sequences that could take a slot, and which one."""
+        decoding = {s.request.id: _decodes(s) for s in self.running}
+        slots = [
+            Slot(entry.id, share, decoding[entry.id], entry.priority, entry.conversation, is_due)
+            for entry, share, is_due in self.waiting.runs(decoding)
+        ]
+        for claimant in self.waiting.claimants():
+            if (slot := preemption(slots, claimant, _GAP)) is not None:
+                yield dict.fromkeys(ranking.candidates(claimant.tenant), slot)
+        for claimant in self.waiting.claimants({s.share.tenant for s in slots if s.gives_way}):
+            yield {
+                taker: slot
+                for taker in ranking.candidates(claimant.tenant)
+                if taker.request.priority is Priority.INTERACTIVE
+                if (slot := own_preemption(slots, claimant, entry_of(taker.request).conversation))
+            }
 
     def may_yield(self, selection: Selection) -> bool:
         """Return True if one may have to yield, as none can start for want of a slot or memory."""
         short = len(self.running) >= self._max_batch or selection.short is not None
         return short and bool(self.running and len(self.waiting)) and not self.preempted
-
-    def victim(self) -> Sequence | None:
-        """The running sequence that is preempted next: the youngest, but not the only one."""
-        return self.running[-1] if len(self.running) > 1 else None
 
     def prompt_precedence(self) -> dict[str, float]:
         """Whose prompts come first; see `PrefillShares`."""
@@ -151,10 +236,7 @@ class Scheduler:
     # -- acts --------------------------------------------------------------------------
 
     def start(self, sequence: Sequence, known: Known) -> bool:
-        """Let a chosen sequence run, and charge it for what is not known of its prompt.
-
-        Returns False if it has left the queue since.
-        """
+        """Let a chosen sequence run, charged for the rest of its prompt; False if it left."""
         if sequence in self.preempted:
             self.preempted.remove(sequence)
         elif not self._claim(sequence, known):
@@ -229,7 +311,7 @@ class Scheduler:
         """Look whether a sequence can start beside those that run."""
         if (awaited := self._kv_cache.awaited(sequence, self.running)) is not None:
             return Look(sequence, Activity.PREFIX, awaited)
-        if self._kv_cache.is_on_disk(sequence):
+        if self._kv_cache.paging.is_on_disk(sequence):
             return Look(sequence, Activity.DISK)
         fits = self._memory.admits(sequence, self._kv_cache.known(sequence), self.running)
         return Look(sequence, None if fits else Activity.MEMORY)
@@ -237,16 +319,6 @@ class Scheduler:
     def _prompt_weights(self) -> dict[str, float]:
         tenants = {s.request.tenant for s in self.running if s.num_left_to_prefill}
         return {tenant: self.waiting.weight(tenant) for tenant in tenants}
-
-    def _slots(self) -> list[Slot]:
-        decoding = {s.request.id: _decodes(s) for s in self.running}
-        return [
-            Slot(entry.id, share, decoding[entry.id], entry.priority, entry.conversation, is_due)
-            for entry, share, is_due in self.waiting.runs(decoding)
-        ]
-
-    def _in_slot(self, slot: Slot) -> Sequence:
-        return next(each for each in self.running if each.request.id == slot.id)
 
 
 def _decodes(sequence: Sequence) -> bool:

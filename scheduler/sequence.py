@@ -49,11 +49,7 @@ class Bill:
 
 
 class Sequence:
-    """A request's state on its way through the engine. Owned by the MLX thread.
-
-    `cancelled` is the one attribute that another thread sets; the engine reads it at its
-    next step.
-    """
+    """A request's state on its way through the engine. Owned by the MLX thread."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -61,7 +57,7 @@ class Sequence:
         # preemption, and at the end a token that ended it
         self.tokens: Tokens = as_tokens(request.prompt)
         self.status = SequenceStatus.WAITING
-        self.cancelled = False
+        self.cancelled = False  # set by other threads; read at the next step
         self.output: list[int] = []  # token ids of the answer so far
         # place of the next token among those sampled last, while it is not read
         self.pending: int | None = None
@@ -111,21 +107,6 @@ class Sequence:
         return self.num_left_to_prefill
 
     @property
-    def has_advanced(self) -> bool:
-        """True if it holds the state of more tokens than when it was last preempted."""
-        return self.num_computed_tokens > self.prefill.furthest
-
-    @property
-    def replays(self) -> bool:
-        """True if the token after the computed ones is known, from before a preemption."""
-        return self.num_computed_tokens < self.num_known_tokens
-
-    @property
-    def last_known_token(self) -> int:
-        """The token that the next decode step takes, if none is pending."""
-        return self.output[self.num_computed_tokens - self.num_prompt_tokens]
-
-    @property
     def wants_more(self) -> bool:
         """True if its answer is not complete with the pending token."""
         return len(self.output) + (self.pending is not None) < self.request.max_tokens
@@ -137,7 +118,7 @@ class Sequence:
         return Row(self.request.sampling, self.request.prompt, self.output, mask)
 
     def note(self, activity: Activity, now: float) -> None:
-        """Say what it does or waits for from now on."""
+        """Change its activity, if it was queued."""
         if self.times is not None:
             self.times.note(activity, now)
 

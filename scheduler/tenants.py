@@ -3,26 +3,18 @@
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..cachestore.tries import SHARED
 
 _MINUTE = 60.0
-
-_MOST = 1024
-"""Buckets beyond which those that are full are looked for."""
-
+_MOST = 1024  # buckets beyond which those that are full are looked for
+# seconds: a client told to come after so much less than a whole one might find nothing yet
 _ROUNDING = 1e-6
-"""Seconds: a client told to come after so much less than a whole one might find nothing yet."""
-
-_STARTS = 32
-"""Starts by which the rate of a queue is known."""
-
-_LONGEST = 60.0
-"""Seconds after which a client is told to come again, at the most."""
-
+_STARTS = 32  # starts by which the rate of a queue is known
+_LONGEST = 60.0  # seconds after which a client is told to come again, at the most
 _SEVERAL = 2
 
 
@@ -44,8 +36,7 @@ class Share(NamedTuple):
     weight: float = 1.0  # its share, positive
 
 
-Agreed = Callable[[str], Terms]
-"""The terms of a tenant, by its name. They may change."""
+Agreed = Callable[[str], Terms]  # the terms of a tenant, by its name. They may change
 
 
 @dataclass
@@ -110,10 +101,7 @@ class DrainRates:
     def next_place_in(self, now: float, unknown: int, tenant: str | None = None) -> int:
         """Return the whole seconds until the next leaves, at the rate of the last ones; 1 to 60.
 
-        Args:
-            now: the present time, in seconds.
-            unknown: the answer where none has left yet.
-            tenant: whose requests count; None for all.
+        Without any that left it is `unknown`. Only a tenant's requests count, or all.
         """
         left = self._left.get(tenant)
         if not left:
@@ -124,20 +112,13 @@ class DrainRates:
         """Keep a tenant's own no longer. Idempotent."""
         self._left.pop(tenant, None)
 
-    def __len__(self) -> int:
-        return len(self._left) - 1
-
 
 class TenantUse:
     """Places and tokens that tenants use, over all queues. Each queue has its part.
 
     Safe to call from any thread. Its lock is held for a few additions, and meanwhile nothing is
-    called but `agreed`. What may wait is looked at before it is counted, so that two threads that
-    queue at once may exceed a bound by one; a daemon's requests are queued by one thread.
-
-    Args:
-        agreed: a tenant's terms.
-        named: says that something is agreed with tenants by name, so that several are expected.
+    called but `agreed`. What may wait is looked at before it is counted; a daemon's requests are
+    queued by one thread. If terms are `named` for tenants, several are expected.
     """
 
     def __init__(
@@ -169,19 +150,18 @@ class TenantUse:
 
     def waiting_of(self, tenant: str) -> int:
         """Return the number of requests of a tenant that wait."""
-        return sum(part.waiting_of(tenant) for part in self._parts)
+        return sum(part.waits[tenant] for part in self._parts)
 
     def has_place(self, tenant: str) -> bool:
         """Return True if a tenant has fewer requests running than it may have."""
         most = self.agreed(tenant).running
-        return most is None or sum(part.running_of(tenant) for part in self._parts) < most
+        return most is None or sum(part.runs[tenant] for part in self._parts) < most
 
     def join(self, wake: Callable[[], object] | None = None) -> "Places":
         """Count the requests of a queue from now on.
 
-        Args:
-            wake: called when a tenant for which requests wait there has a place again; None where
-                what waits needs no place to run.
+        `wake` is called when a tenant for which requests wait there has a place again; None where
+        what waits needs no place to run.
         """
         with self._lock:
             part = Places(self, self._lock, wake)
@@ -192,14 +172,14 @@ class TenantUse:
         """Count the requests of a queue no more: it is gone. Idempotent."""
         with self._lock:
             self._parts = tuple(each for each in self._parts if each is not part)
-            tenants = part.tenants
+            tenants = {*part.waits, *part.runs}
         for tenant in tenants:
             self.forget_idle(tenant)
             self.tell(tenant)
 
     def forget_idle(self, tenant: str) -> None:
         """Keep nothing of a tenant of whom nothing waits or runs."""
-        if not any(part.waiting_of(tenant) or part.running_of(tenant) for part in self._parts):
+        if not any(part.waits[tenant] or part.runs[tenant] for part in self._parts):
             self.drained.forget(tenant)
 
     def tell(self, tenant: str, besides: "Places | None" = None) -> None:
@@ -207,12 +187,11 @@ class TenantUse:
         if self.agreed(tenant).running is None:
             return
         with self._lock:
-            told = [p for p in self._parts if p is not besides and p.wake and p.waiting_of(tenant)]
+            told = [p for p in self._parts if p is not besides and p.wake and p.waits[tenant]]
             for each in told:
                 each.changes += 1
         if told and self.has_place(tenant):
-            for each in told:
-                each.wake_owner()
+            _wake(told)
 
     def terms_changed(self) -> None:
         """Tell all queues that terms have changed."""
@@ -220,8 +199,7 @@ class TenantUse:
             parts = self._parts
             for each in parts:
                 each.changes += 1
-        for each in parts:
-            each.wake_owner()
+        _wake(parts)
 
 
 class Places:
@@ -238,21 +216,8 @@ class Places:
         self.waiting = self.changes = 0  # number of requests that wait
         self._use = use
         self._lock = lock
-        self._waiting: Counter[str] = Counter()
-        self._running: Counter[str] = Counter()
-
-    def waiting_of(self, tenant: str) -> int:
-        """Return the number of requests of a tenant that wait here."""
-        return self._waiting[tenant]
-
-    def running_of(self, tenant: str) -> int:
-        """Return the number of requests of a tenant that run here."""
-        return self._running[tenant]
-
-    @property
-    def tenants(self) -> set[str]:
-        """Tenants of whom anything waits or runs here."""
-        return {*self._waiting, *self._running}
+        self.waits = Counter[str]()  # requests that wait, by tenant
+        self.runs = Counter[str]()
 
     def wait(self, tenant: str) -> None:
         """Count a request that waits."""
@@ -271,28 +236,29 @@ class Places:
             if not self._use.has_place(tenant):
                 return False
             self._add_waiting(tenant, -1)
-            self._running[tenant] += 1
+            self.runs[tenant] += 1
         self._use.tell(tenant, self)
         return True
 
     def stop(self, tenant: str) -> None:
         """Count a running request no more."""
         with self._lock:
-            _add(self._running, tenant, -1)
+            _add(self.runs, tenant, -1)
         self._use.forget_idle(tenant)
         self._use.tell(tenant, self)
 
-    def wake_owner(self) -> None:
-        """Wake the engine that starts what waits here."""
-        if self.wake is not None:
-            self.wake()
-
     def _add_waiting(self, tenant: str, number: int) -> None:
         self.waiting += number
-        _add(self._waiting, tenant, number)
+        _add(self.waits, tenant, number)
 
 
 def _add(counts: Counter[str], tenant: str, number: int) -> None:
     counts[tenant] += number
     if not counts[tenant]:
         del counts[tenant]
+
+
+def _wake(parts: Iterable[Places]) -> None:
+    for each in parts:
+        if each.wake is not None:
+            each.wake()

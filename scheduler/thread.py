@@ -9,10 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import structlog
 
@@ -27,31 +26,13 @@ log = structlog.get_logger()
 class Pace(enum.IntEnum):
     """When a worker's next step is due. True where it has something to do."""
 
-    IDLE = 0
-    """When it is woken."""
-    BUSY = 1
-    """At once."""
-    WAITING = 2
-    """When it is woken, and soon in any case: what it waits for may never come."""
+    IDLE = 0  # when it is woken
+    BUSY = 1  # at once
+    WAITING = 2  # when it is woken, and soon in any case: what it waits for may never come
 
 
 class ThreadStoppedError(RuntimeError):
     """The thread was stopped; it runs nothing any more."""
-
-
-class _Job(NamedTuple):
-    """A call that waits."""
-
-    run: Callable[[], None]  # makes it
-    cancel: Callable[[], bool]  # ends its future without it
-
-
-@dataclass
-class _Worker:
-    """What runs steps, and when its next one is due; see `MLXThread.attach`."""
-
-    work: Callable[[], int]
-    pace: Pace = Pace.IDLE
 
 
 class MLXThread:
@@ -67,8 +48,8 @@ class MLXThread:
 
     def __init__(self, on_exit: Callable[[], None]) -> None:
         self._on_exit = on_exit
-        self._workers: list[_Worker] = []
-        self._jobs: deque[_Job] = deque()
+        self._workers: dict[Callable[[], int], Pace] = {}  # and when each one's next step is due
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._condition = threading.Condition()
         self._woken = False
         self._stopping = False
@@ -83,54 +64,29 @@ class MLXThread:
     def attach(self, work: Callable[[], int]) -> None:
         """Run `work`, again and again, at the pace that it returns."""
         with self._condition:
-            self._workers.append(_Worker(work))
+            self._workers[work] = Pace.IDLE
         self.wake()
 
     def detach(self, work: Callable[[], int]) -> None:
         """Run `work` no more. To be called on the thread itself, or it may run once more."""
         with self._condition:
-            self._workers = [worker for worker in self._workers if worker.work != work]
+            self._workers.pop(work, None)
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have the thread call `fn`; calls run in the order they were submitted.
-
-        Raises:
-            ThreadStoppedError: the thread was stopped.
-        """
+        """Have the thread call `fn`, in the order they come; `ThreadStoppedError` after `stop`."""
         future: Future[T] = Future()
         with self._condition:
             if self._stopping:
                 raise ThreadStoppedError("the MLX thread was stopped")
-            call = partial(_fulfil, future, partial(fn, *args, **kwargs))
-            self._jobs.append(_Job(call, future.cancel))
+            self._jobs.append((future, partial(fn, *args, **kwargs)))
             self._condition.notify()
         return future
-
-    def call(self, fn: Callable[[], T], timeout: float) -> T:
-        """Have the thread call `fn`, and wait for what it returns, or raises.
-
-        Raises:
-            ThreadStoppedError: the thread was stopped.
-            TimeoutError: `fn` did not return in `timeout` seconds. It is not interrupted.
-            RuntimeError: called from the thread itself, which would wait for ever.
-        """
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("the MLX thread cannot wait for itself")
-        try:
-            return self.submit(fn).result(timeout)
-        except CancelledError:
-            raise ThreadStoppedError("the MLX thread was stopped") from None
 
     def wake(self) -> None:
         """Tell the thread that a worker has something to do."""
         with self._condition:
             self._woken = True
             self._condition.notify()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
 
     def busy_for(self) -> float:
         """Seconds since the call or step began that runs now; 0 where none does."""
@@ -142,9 +98,7 @@ class MLXThread:
         return self._busy_seconds + self.busy_for()
 
     def stop(self, timeout: float) -> None:
-        """Finish the call or step that runs, cancel calls that wait, end the thread.
-
-        Idempotent. Workers get no further step.
+        """Finish the call or step that runs, cancel calls that wait, end the thread. Idempotent.
 
         Raises:
             TimeoutError: the thread did not end in time; it still will, unless it hangs.
@@ -154,8 +108,8 @@ class MLXThread:
             waiting = list(self._jobs)
             self._jobs.clear()
             self._condition.notify()
-        for job in waiting:
-            job.cancel()
+        for future, _ in waiting:
+            future.cancel()
         if self._thread.ident is None:
             return
         self._thread.join(timeout)
@@ -177,40 +131,41 @@ class MLXThread:
         busy_for, self._busy_since = self.busy_for(), None
         self._busy_seconds += busy_for
         with self._condition:
-            paces = {worker.pace for worker in self._workers}
+            paces = set(self._workers.values())
             if Pace.BUSY not in paces:
                 self._condition.wait_for(
                     lambda: self._stopping or self._woken or self._jobs,
                     _SOON if Pace.WAITING in paces else None,
                 )
             if self._woken or self._jobs:
-                for worker in self._workers:
-                    worker.pace = Pace.BUSY
+                self._workers = dict.fromkeys(self._workers, Pace.BUSY)
             self._woken = False
             return not self._stopping
 
     def _run_next_job(self) -> None:
-        """Run the oldest waiting call, if one waits."""
         with self._condition:
             if not self._jobs:
                 return
             job = self._jobs.popleft()
-        job.run()
+        _fulfil(*job)
         del job  # as in `_fulfil`, whose frame knows this one
 
     def _step(self) -> None:
         """Let each worker that does not sleep do a step."""
-        for worker in list(self._workers):
-            if worker.pace is Pace.IDLE or self._stopping:
+        for work, pace in list(self._workers.items()):
+            if pace is Pace.IDLE or self._stopping or work not in self._workers:
                 continue
             try:
-                worker.pace = Pace(worker.work())
+                due = Pace(work())
             except BaseException:
                 # The worker answers for its own faults; one that escapes (a panic in a Rust
                 # extension is no Exception) must not end the thread, nor be repeated at once
                 # for ever.
                 log.exception("step failed")
-                worker.pace = Pace.IDLE
+                due = Pace.IDLE
+            with self._condition:
+                if work in self._workers:
+                    self._workers[work] = due
 
 
 def _fulfil(future: Future[T], fn: Callable[[], T]) -> None:

@@ -8,28 +8,17 @@ from typing import NamedTuple
 class Activity(enum.StrEnum):
     """What a request waits for, or what is computed for it; one at a time."""
 
-    TOKENIZE = "tokenize"
-    """Its body is decoded, and its prompt rendered and tokenised, or waits for that."""
-    MODEL = "model"
-    """Its model is being loaded."""
-    CONVERSATION = "conversation"
-    """It waits for others of its conversation, or of its session."""
-    TENANT = "tenant"
-    """As many requests of its tenant run as may."""
-    QUOTA = "quota"
-    """Its tenant has spent its tokens of this minute."""
-    SLOT = "slot"
-    """As many requests run as may, or others start before it."""
-    MEMORY = "memory"
-    """There is no room for its state beside those that run."""
-    DISK = "disk"
-    """Its state is being read from disk."""
-    PREFIX = "prefix"
-    """Another request computes what both begin with."""
-    PREFILL = "prefill"
-    """Its prompt is computed."""
-    DECODE = "decode"
-    """Its answer is computed."""
+    TOKENIZE = "tokenize"  # its body is decoded, and its prompt rendered and tokenised
+    MODEL = "model"  # its model is being loaded
+    CONVERSATION = "conversation"  # others of its conversation, or of its session, run
+    TENANT = "tenant"  # as many requests of its tenant run as may
+    QUOTA = "quota"  # its tenant has spent its tokens of this minute
+    SLOT = "slot"  # as many requests run as may, or others start before it
+    MEMORY = "memory"  # there is no room for its state beside those that run
+    DISK = "disk"  # its state is being read from disk
+    PREFIX = "prefix"  # another request computes what both begin with
+    PREFILL = "prefill"  # its prompt is computed
+    DECODE = "decode"  # its answer is computed
 
     @property
     def is_wait(self) -> bool:
@@ -46,10 +35,7 @@ class _State(NamedTuple):
 
 
 class Times:
-    """A request's present activity, and the seconds of each one so far.
-
-    One thread at a time notes; any thread may read.
-    """
+    """A request's activities. One thread at a time notes; any thread may read."""
 
     def __init__(
         self, activity: Activity, now: float, before: Mapping[Activity, float] | None = None

@@ -13,6 +13,7 @@ from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.models.memory_profile import Held
 from umbel.models.params import Row, SamplingParams, Token
+from umbel.models.runner import ModelRunner
 from umbel.scheduler.handoff import EventChannel
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
@@ -297,6 +298,7 @@ async def read(channel: EventChannel) -> list[Event]:
 class Unkept(NamedTuple):
     """What an engine asks of the cache's side."""
 
+    runner: ModelRunner
     kv_cache: KVCacheManager
     memory: MemoryPlanner
 
@@ -304,9 +306,10 @@ class Unkept(NamedTuple):
 def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     """A cache that keeps nothing, for tests of what stands around it."""
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
-    kv_cache = KVCacheManager(runner, cache, fingerprint="fake", interval=8192, keeps=False)
+    model = cast("ModelRunner", runner)
+    kv_cache = KVCacheManager(model, cache, fingerprint="fake", interval=8192, keeps=False)
     cache.pool.resize(Size(budget, 1 << 40))
-    return Unkept(kv_cache, MemoryPlanner(cache.governor, runner))
+    return Unkept(model, kv_cache, MemoryPlanner(cache.governor, model))
 
 
 class FakeClock:

@@ -82,7 +82,7 @@ def test_failed_load_leaves_nothing_open(
                 with pytest.raises(RuntimeError, match="broken"):
                     await load(loader, slot)
             assert of_disk() == before
-            assert loader._thread._workers == []
+            assert loader._thread._workers == {}
             assert loader.memory.pool.pins == []
             assert loader.memory.pool.tries == []
             await load(loader, slot)

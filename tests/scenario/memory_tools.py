@@ -32,12 +32,12 @@ from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.params import Grammar, SamplingParams
 from umbel.models.runtime import device_memory
+from umbel.scheduler.lifecycle import Step
 from umbel.scheduler.order import Priority
 from umbel.scheduler.policy import ChunkSize
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence
-from umbel.scheduler.step import Step
 from umbel.scheduler.thread import Pace
 
 from .. import zoo
@@ -379,7 +379,7 @@ class ServerFixture:
         assert problems(cache) == []
         assert cache.leases == set()
         assert self.engine._scheduler.running == []
-        assert self.queue.running == 0
+        assert len(self.queue._claimed) == 0
         assert self.assembly.runner.placement.sequences == {}
         assert ledger.held(Kind.TAIL).nbytes == 0
         assert ledger.held(Kind.TRANSIENT).nbytes == 0

@@ -236,7 +236,7 @@ class EngineHarness(Bench):
         """Forget all requests and the cache: then the memory is what it was before them."""
         assert self.running() == []
         assert len(self._queue) == 0
-        assert self._queue.running == 0
+        assert len(self._queue._claimed) == 0
         assert self.cache.tries.statistics().leases == 0
         gone = [weakref.ref(sequence) for sequence in self.live.values()]
         for notes in (self.live, self._history, self._states):

@@ -20,12 +20,12 @@ from structlog.testing import capture_logs
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.kv_cache_manager import KVCacheManager
+from umbel.scheduler.lifecycle import Step, StepSummary
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.paging import Paging
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
-from umbel.scheduler.step import Step, StepSummary
 from umbel.scheduler.tenants import TenantUse, Terms
 from umbel.scheduler.thread import Pace
 
@@ -68,7 +68,6 @@ class Bench:
         self.events: dict[str, list[Event]] = {}
         self.order: list[tuple[str, Event]] = []
         self.engine = Engine(
-            self.runner,
             *no_reuse(self.runner),
             self.queue,
             self._publish,
@@ -134,7 +133,7 @@ class Bench:
         assert self.runner.live_states == 0
         assert self.engine.statistics().running == ()
         assert len(self.queue) == 0
-        assert self.queue.running == 0
+        assert len(self.queue._claimed) == 0
 
 
 class TestAnswers:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.scheduler.order import Candidate, Entry, FairOrder, Policy, Priority, rank
-from umbel.scheduler.start import Slot, own_preemption, preemption
+from umbel.scheduler.policy import Slot, own_preemption, preemption
 from umbel.scheduler.tenants import Share
 
 SMALL = Policy(quantum=100, patience=4, looks=6)
@@ -77,7 +77,7 @@ class Load:
 
     def step(self) -> None:
         """Fill the slots, and decode a token of each answer."""
-        while len(self._left) < self._slots and len(self.order):
+        while len(self._left) < self._slots and self.order._waiting:
             self._start(rank(self.order.window(), lambda _: self._random.randrange(1000))[0])
         for entry in list(self._left):
             self._charge(entry, 1)
@@ -341,7 +341,7 @@ def test_a_preempted_request_is_first_of_its_conversation_again() -> None:
     order.start("0", 10)
     order.preempt("0")
     assert [candidate.entry.id for candidate in order.window()] == ["0"]
-    assert len(order) == 2
+    assert len(order._waiting) == 2
 
 
 def test_wrong_use_is_refused() -> None:

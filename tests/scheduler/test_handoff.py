@@ -28,7 +28,6 @@ class Service:
         self.queue = ConversationQueue(queue_limit)
         self.handoff = Handoff(self.queue, self.thread.wake, channel_limit=CHANNEL_LIMIT)
         self.engine = Engine(
-            self.runner,
             *no_reuse(self.runner),
             self.queue,
             self.handoff.publish,

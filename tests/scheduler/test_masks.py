@@ -126,7 +126,6 @@ def test_a_mask_that_nothing_is_chosen_with_fails_no_answer(error: BaseException
     """An answer that `max_tokens` ends is whole, whatever comes of the mask behind it."""
     runner, queue, told = FakeRunner(), ConversationQueue(1), list[Event]()
     engine = Engine(
-        runner,
         *no_reuse(runner),
         queue,
         lambda events: told.extend(event for _, event in events),

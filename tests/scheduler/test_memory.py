@@ -1,6 +1,7 @@
 """What of a step the memory allows, and who may start."""
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import hypothesis.strategies as st
 import pytest
@@ -87,7 +88,7 @@ class PlannerFixture:
         self.ledger = self.governor.ledger
         self.others = self.ledger.account(Kind.PAGING)
         self.runner = Figures()
-        self.planner = MemoryPlanner(self.governor, self.runner)
+        self.planner = MemoryPlanner(self.governor, cast("Any", self.runner))
 
     def afford(self, running: list[Sequence], chunk: int, *, grid: int = 1) -> Batch | None:
         """Say what the planner lets a step compute."""
@@ -120,7 +121,7 @@ def sequence(prompt: int, computed: int = 0, *, seed: int = 0) -> Sequence:
     return made
 
 
-def state_of(sequence: Sequence) -> FakeState:
+def state_of(sequence: Sequence) -> Any:
     """What the model holds of a sequence."""
     return FakeState([7] * sequence.num_computed_tokens)
 
@@ -257,7 +258,8 @@ class TestHolding:
         caches = {each: state_of(each) for each in running}
         step = fixture.planner.afford(running, ChunkSize(128), caches)
         assert step is not None
-        assert (step.plan.coming, step.plan.may_copy) == (coming, True)
+        planned: Any = step.plan
+        assert (planned.coming, planned.may_copy) == (coming, True)
         assert end_of(step.batch) == 20
         assert fixture.aside == 300 + 100 * coming
 
@@ -334,7 +336,8 @@ class TestLedger:
 
     def test_tails_are_entered_anew(self) -> None:
         """Those that run, with what they have by now."""
-        fixture, first, second = PlannerFixture(), FakeState([7] * 40), FakeState([7] * 25)
+        fixture = PlannerFixture()
+        first, second = state_of(sequence(500, 40)), state_of(sequence(500, 25))
         fixture.planner.record([first, second])
         assert fixture.ledger.held(Kind.TAIL) == Size(EACH * 65, 4)
         first.tokens.append(1)
@@ -459,13 +462,13 @@ class TestFigures:
     def test_what_is_usable_follows_the_budget(self) -> None:
         """Under pressure it is less; what is kept for a copy never shrinks."""
         fixture = PlannerFixture()
-        assert (fixture.planner.budget, fixture.planner.usable) == (1600, 1500)
+        assert (fixture.planner.use().budget, fixture.planner.usable) == (1600, 1500)
         fixture.others.set(Size(1200))
         fixture.governor.pool.shrink(0.5)
-        assert (fixture.planner.budget, fixture.planner.usable) == (600, 500)
+        assert (fixture.planner.use().budget, fixture.planner.usable) == (600, 500)
         assert fixture.planner.use().budget == 600
         fixture.governor.pool.shrink(1.0)
-        assert (fixture.planner.budget, fixture.planner.usable) == (1600, 1500)
+        assert (fixture.planner.use().budget, fixture.planner.usable) == (1600, 1500)
 
     def test_the_report_names_every_kind(self) -> None:
         """Its figures are the ledger's, each under its own name, and there are no others."""
@@ -475,7 +478,7 @@ class TestFigures:
         lease = fixture.world.begin(conversation(6, 60))
         lease.prefill().capture(next(iter(Reason)))
         fixture.others.set(Size(3, 1))
-        fixture.planner.record([FakeState([7] * 20)])
+        fixture.planner.record([state_of(sequence(500, 20))])
         assert fixture.afford([decoding()], 64) is not None
         report = fixture.planner.use()
         assert report == MemoryUse(

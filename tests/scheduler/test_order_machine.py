@@ -125,9 +125,8 @@ class Model:
         self.queue = ConversationQueue(20, machine.use, machine.clock, machine.wake)
         self.runner = FakeRunner()
         unkept = no_reuse(self.runner, room)
-        self.pool = unkept.kv_cache._cache.pool
+        self.pool = unkept.kv_cache.cache.pool
         self.engine = Engine(
-            self.runner,
             *unkept,
             self.queue,
             partial(machine.publish, self),
@@ -387,12 +386,12 @@ class OrderMachine(RuleBasedStateMachine):
         for model in self.models:
             waiting = [s for s in self.waiting() if self.home[s.request.id] is model]
             assert len(model.queue) == model.queue._places.waiting == len(waiting)
-            assert model.queue.running == len(model.at_work())
+            assert len(model.queue._claimed) == len(model.at_work())
             assert len(model.scheduler.running) <= self.max_batch
             places = model.queue._places
             for counted, there in (
-                (places._waiting, waiting),
-                (places._running, model.at_work()),
+                (places.waits, waiting),
+                (places.runs, model.at_work()),
             ):
                 assert counted == Counter(sequence.request.tenant for sequence in there)
         assert self.use.waiting == len(self.waiting())
@@ -502,8 +501,8 @@ class OrderMachine(RuleBasedStateMachine):
             queue._spent,
             queue._claimed,
             queue._waiting,
-            places._running,
-            places._waiting,
+            places.runs,
+            places.waits,
         ):
             assert not left
         assert not queue._found

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import pytest
 
+from umbel.scheduler.kv_cache_manager import Awaited
 from umbel.scheduler.order import Policy, Priority
 from umbel.scheduler.policy import LAG
 from umbel.scheduler.queue import ConversationQueue
-from umbel.scheduler.scheduler import _GAP, Scheduler
+from umbel.scheduler.scheduler import _GAP, READ_AHEAD, Ranking, Scheduler, Selection
 from umbel.scheduler.sequence import Sequence, SequenceStatus
-from umbel.scheduler.start import READ_AHEAD, Awaited, Ranking, Selection
 
 from ..fakes import make_request
 
@@ -30,6 +30,7 @@ class Cache:
         self.on_disk: set[str] = set()
         self.behind: set[str] = set()
         self.spared = 0
+        self.paging = self
 
     def is_on_disk(self, sequence: Sequence) -> bool:
         """Return True if its state is on disk, or being read."""
@@ -291,14 +292,13 @@ class TestStarting:
 class TestPreempting:
     """Out, and in again."""
 
-    def test_the_youngest_is_preempted_and_the_oldest_resumes_first(self) -> None:
+    def test_of_the_preempted_the_oldest_resumes_first(self) -> None:
         """Before any that waits, in the order in which they first started."""
         fixture = SchedulerFixture(max_batch=4)
         fixture.put("a", "b", "c", "d", "e")
         fixture.start()
         for left in (["a", "b", "c"], ["a", "b"], ["a"]):
-            youngest = fixture.scheduler.victim()
-            assert youngest is not None
+            youngest = fixture.scheduler.running[-1]
             fixture.scheduler.preempt(youngest)
             assert fixture.running == left
             assert youngest in fixture.scheduler
@@ -307,16 +307,6 @@ class TestPreempting:
         assert fixture.running == ["a", "b", "c", "d"]
         assert fixture.preempted == []
         assert fixture.start() == []
-
-    def test_who_runs_alone_is_not_preempted(self) -> None:
-        """Nor is anybody where nobody runs."""
-        fixture = SchedulerFixture()
-        assert fixture.scheduler.victim() is None
-        (_, b) = fixture.put("a", "b")
-        fixture.start_one()
-        assert fixture.scheduler.victim() is None
-        fixture.start_one()
-        assert fixture.scheduler.victim() is b
 
     @pytest.mark.parametrize("reason", ["memory", "disk", "prefill"])
     def test_nobody_starts_while_somebody_is_preempted(self, reason: str) -> None:

@@ -27,7 +27,7 @@ PLACES: dict[str, Callable[[Bench], Any]] = {
     "note": lambda bench: bench.queue,
     "claim": lambda bench: bench.queue,
     "_chunk_size": lambda bench: bench.engine,
-    "_store": lambda bench: bench.engine,
+    "advance_prompt": lambda bench: bench.engine._scheduler,
     "read": lambda bench: bench.engine._decoder,
     "end_step": lambda bench: bench.engine._report,
     "publish": lambda bench: bench.engine._report,
@@ -157,7 +157,7 @@ def test_fault_in_one_end_keeps_no_other_from_ending(part: str, call: int) -> No
     bench.engine.step()
     assert bench.runner.live_states == 0
     assert bench.engine._scheduler.running == []
-    assert bench.queue.running == 0
+    assert len(bench.queue._claimed) == 0
     for name in PROMPTS:
         bench.put(f"{name} again", [7, 8, 9], conversation=name, max_tokens=5)
     bench.drain()

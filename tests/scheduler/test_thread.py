@@ -81,7 +81,7 @@ class TestCalls:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(submit, range(4)))
-        thread.call(nothing, PATIENCE)
+        thread.submit(nothing).result(PATIENCE)
         for caller in range(4):
             assert [n for c, n in ran if c == caller] == list(range(200))
 
@@ -93,7 +93,7 @@ class TestCalls:
         """Work can be handed over while the daemon is still being put together."""
         thread = MLXThread(on_exit=nothing)
         future = thread.submit(lambda: "late")
-        assert not thread.alive
+        assert not thread._thread.is_alive()
         thread.start()
         assert future.result(PATIENCE) == "late"
         thread.stop(PATIENCE)
@@ -109,8 +109,8 @@ class TestCalls:
         assert failing.exception(PATIENCE) is error
         assert fine.result(PATIENCE) == "fine"
         with pytest.raises(type(error)):
-            thread.call(fail, PATIENCE)
-        assert thread.alive
+            thread.submit(fail).result(PATIENCE)
+        assert thread._thread.is_alive()
 
     def test_a_cancelled_call_does_not_run(self, thread: MLXThread) -> None:
         """A future cancelled in time is skipped; its neighbours are served."""
@@ -122,22 +122,9 @@ class TestCalls:
         kept.result(PATIENCE)
         assert ran == ["kept"]
 
-    def test_a_call_that_takes_too_long_times_out(self, thread: MLXThread) -> None:
-        """Its caller goes on; the call itself is not interrupted, and the thread lives."""
-        blocker = Blocker()
-        with pytest.raises(TimeoutError):
-            thread.call(blocker, 0.01)
-        blocker.let_go()
-        assert thread.call(lambda: "next", PATIENCE) == "next"
-
-    def test_the_thread_refuses_to_wait_for_itself(self, thread: MLXThread) -> None:
-        """A call made on the thread would wait for ever, so it is an error at once."""
-        with pytest.raises(RuntimeError, match="cannot wait for itself"):
-            thread.call(lambda: thread.call(nothing, PATIENCE), PATIENCE)
-
     def test_the_thread_may_submit_to_itself(self, thread: MLXThread) -> None:
         """Submitting does not wait, so a call may hand the thread more to do."""
-        inner = thread.call(lambda: thread.submit(lambda: "inner"), PATIENCE)
+        inner = thread.submit(lambda: thread.submit(lambda: "inner")).result(PATIENCE)
         assert inner.result(PATIENCE) == "inner"
 
     def test_the_thread_keeps_nothing_of_a_call_alive(self, thread: MLXThread) -> None:
@@ -239,7 +226,7 @@ class TestWorker:
     def test_waking_without_a_worker_is_harmless(self, thread: MLXThread) -> None:
         """Nothing is attached yet while the model loads."""
         thread.wake()
-        assert thread.call(lambda: "fine", PATIENCE) == "fine"
+        assert thread.submit(lambda: "fine").result(PATIENCE) == "fine"
 
     def test_no_wake_is_lost_by_a_sleeping_worker(self, thread: MLXThread) -> None:
         """Item after item, each put just when the worker goes to sleep, is found."""
@@ -293,7 +280,7 @@ class TestWorker:
         thread.attach(work)
         before = 0
         for _ in range(20):
-            now = thread.call(lambda: len(steps), PATIENCE)
+            now = thread.submit(lambda: len(steps)).result(PATIENCE)
             assert now > before or before == 0
             before = now
 
@@ -314,7 +301,7 @@ class TestWorker:
             assert not runs.acquire(timeout=0.05)
             thread.wake()
             assert runs.acquire(timeout=PATIENCE)
-            assert thread.call(lambda: "alive", PATIENCE) == "alive"
+            assert thread.submit(lambda: "alive").result(PATIENCE) == "alive"
         assert [log["event"] for log in logs[:2]] == ["step failed"] * 2
 
     def test_workers_take_turns(self, thread: MLXThread) -> None:
@@ -374,7 +361,7 @@ class TestWorker:
 
         thread.attach(leaves)
         thread.attach(stays)
-        thread.call(lambda: thread.detach(leaves), PATIENCE)
+        thread.submit(lambda: thread.detach(leaves)).result(PATIENCE)
         steps = len(left)
         while other.acquire(blocking=False):
             pass
@@ -401,24 +388,7 @@ class TestStop:
         stopper.join(PATIENCE)
         assert running.result(PATIENCE) == "done"
         assert ran == []
-        assert not thread.alive
-
-    def test_who_waits_in_call_hears_that_the_thread_stopped(self) -> None:
-        """A call that never ran says so in the same words as one that came too late."""
-        thread, blocker = MLXThread(on_exit=nothing), Blocker()
-        thread.start()
-        thread.submit(blocker)
-        blocker.wait_entered()
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(thread.call, nothing, PATIENCE)
-            while not thread._jobs:
-                assert not waiting.done()
-            with pytest.raises(TimeoutError):
-                thread.stop(0)
-            with pytest.raises(ThreadStoppedError):
-                waiting.result(PATIENCE)
-        blocker.let_go()
-        thread.stop(PATIENCE)
+        assert not thread._thread.is_alive()
 
     def test_a_busy_worker_gets_no_further_step(self) -> None:
         """The step that runs is finished; a worker with endless work does not delay the end."""
@@ -435,7 +405,7 @@ class TestStop:
         thread.stop(PATIENCE)
         count = len(steps)
         thread.wake()
-        assert not thread.alive
+        assert not thread._thread.is_alive()
         assert len(steps) == count
 
     def test_stopping_twice_is_stopping_once(self) -> None:
@@ -454,7 +424,7 @@ class TestStop:
         future = thread.submit(nothing)
         thread.stop(PATIENCE)
         assert future.cancelled()
-        assert not thread.alive
+        assert not thread._thread.is_alive()
         with pytest.raises(ThreadStoppedError):
             thread.submit(nothing)
 
@@ -466,7 +436,7 @@ class TestStop:
         with pytest.raises(ThreadStoppedError, match="stopped"):
             thread.submit(nothing)
         with pytest.raises(ThreadStoppedError, match="stopped"):
-            thread.call(nothing, PATIENCE)
+            thread.submit(nothing).result(PATIENCE)
         thread.wake()
 
     def test_a_stuck_call_is_reported(self) -> None:
@@ -477,10 +447,10 @@ class TestStop:
         blocker.wait_entered()
         with pytest.raises(TimeoutError, match=r"did not stop within 0\.01 s"):
             thread.stop(0.01)
-        assert thread.alive
+        assert thread._thread.is_alive()
         blocker.let_go()
         thread.stop(PATIENCE)
-        assert not thread.alive
+        assert not thread._thread.is_alive()
 
     def test_on_exit_is_the_last_call_on_the_thread(self) -> None:
         """The streams are released once, where they were made, after everything else."""
@@ -518,7 +488,7 @@ class TestStop:
         thread.attach(worker.step)
         del worker
         thread.start()
-        thread.call(nothing, PATIENCE)
+        thread.submit(nothing).result(PATIENCE)
         thread.stop(PATIENCE)
         assert alive_at_exit == [False]
 
@@ -539,13 +509,13 @@ for _ in range(int(sys.argv[1])):
     kept = []
     thread = MLXThread(on_exit=runtime.release_thread)
     thread.start()
-    product = thread.call(compute, 60)
-    assert thread.call(lambda: product[0, 0].item(), 60) == 128.0
+    product = thread.submit(compute).result(60)
+    assert thread.submit(lambda: product[0, 0].item()).result(60) == 128.0
     # Work in flight at the end, and arrays that outlive their thread.
     thread.attach(lambda: (kept.append(compute() @ product), mx.async_eval(kept[-1])) and False)
-    thread.call(lambda: None, 60)
+    thread.submit(lambda: None).result(60)
     thread.stop(60)
-    assert not thread.alive
+    assert not thread._thread.is_alive()
 """
 
 
