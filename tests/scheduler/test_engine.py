@@ -8,13 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 from structlog.testing import capture_logs
 
 from umbel.scheduler.engine import Engine
@@ -35,7 +28,6 @@ from ..fakes import (
     FakePlan,
     FakeRunner,
     FakeState,
-    busy,
     make_request,
     next_token,
     no_reuse,
@@ -89,19 +81,11 @@ class Bench:
         prompt: list[int] | None = None,
         *,
         conversation: str | None = None,
-        max_tokens: int = 4,
-        deadline: float = float("inf"),
+        **more: Any,
     ) -> Sequence:
         """Queue a request."""
-        sequence = Sequence(
-            make_request(
-                request_id,
-                prompt,
-                conversation=conversation,
-                max_tokens=max_tokens,
-                deadline=deadline,
-            )
-        )
+        request = make_request(request_id, prompt, conversation=conversation, **more)
+        sequence = Sequence(request)
         self.queue.put(sequence)
         return sequence
 
@@ -837,139 +821,6 @@ class TestFaults:
         bench.drain()
         assert all(isinstance(bench.end(str(n)).error, ComputationError) for n in range(5))
         bench.check_idle()
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Any schedule of requests, cancellations, faults and deadlines."""
-
-    EOS = range(120)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bench = Bench(max_batch=3, prefill_chunk=3, eos_ids=self.EOS)
-        self.sequences: dict[str, Sequence] = {}
-        self.faults: dict[str, int] = {}
-        self.removed: set[str] = set()
-
-    @rule(
-        conversation=st.sampled_from("abcd"),
-        length=st.integers(1, 10),
-        max_tokens=st.integers(1, 6),
-        time=st.none() | st.integers(0, 6),
-        fault=st.none() | st.integers(0, 12),
-    )
-    def put(
-        self, conversation: str, length: int, max_tokens: int, time: int | None, fault: int | None
-    ) -> None:
-        """Queue a request, perhaps one that will fail or run out of time."""
-        name = str(len(self.sequences))
-        prompt = [1000 + len(self.sequences), *range(1, length)]  # its own first token
-        if fault is not None:
-            self.faults[name] = fault
-            self.bench.runner.fail_at(prompt, fault, ValueError(name))
-        self.sequences[name] = self.bench.put(
-            name,
-            prompt,
-            conversation=conversation,
-            max_tokens=max_tokens,
-            deadline=float("inf") if time is None else self.bench.clock.now + time,
-        )
-
-    @rule(steps=st.integers(1, 4))
-    def step(self, steps: int) -> None:
-        """Let the engine work."""
-        for _ in range(steps):
-            self.bench.engine.step()
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        """Cancel a request, wherever it is."""
-        name = data.draw(st.sampled_from(sorted(self.sequences)))
-        if self.bench.cancel(self.sequences[name]):
-            self.removed.add(name)
-
-    @rule(seconds=st.integers(1, 4))
-    def pass_time(self, seconds: int) -> None:
-        """Let time pass."""
-        self.bench.clock.advance(seconds)
-
-    @invariant()
-    def each_request_ends_at_most_once_and_last(self) -> None:
-        """Nothing follows a `Finished`, and a started request is a taken one."""
-        for name, events in self.bench.events.items():
-            assert name not in self.removed
-            assert not any(isinstance(event, Finished) for event in events[:-1])
-            assert not any(isinstance(event, Started) for event in events[1:])
-
-    @invariant()
-    def states_belong_to_running_sequences(self) -> None:
-        """A state lives exactly as long as its sequence runs."""
-        running = self.bench.engine.statistics().running
-        assert self.bench.runner.live_states == len(running) <= 3
-        conversations = [(sequence.tenant, sequence.conversation) for sequence in running]
-        assert len(conversations) == len(set(conversations))
-        assert busy(self.bench.queue) == set(conversations)
-
-    def teardown(self) -> None:
-        """Everyone who was not removed has ended, for a reason that is true."""
-        self.bench.drain()
-        self.bench.check_idle()
-        assert set(self.bench.events) == set(self.sequences) - self.removed
-        for name in self.bench.events:
-            self.check_end(name)
-        self.check_statistics()
-        starts: dict[str, list[int]] = {}
-        for name, event in self.bench.order:
-            if isinstance(event, Started):
-                conversation = self.sequences[name].request.conversation
-                starts.setdefault(conversation, []).append(int(name))
-        assert all(order == sorted(order) for order in starts.values())
-
-    def check_end(self, name: str) -> None:
-        """Compare one request's end with what was done to it."""
-        sequence, end = self.sequences[name], self.bench.end(name)
-        prompt = sequence.request.prompt
-        answer, reason = reference(prompt, sequence.request.max_tokens, self.EOS)
-        fed = len(prompt) + len(answer) - (reason is FinishReason.LENGTH)
-        fails = self.faults.get(name, fed) < fed
-        tokens = self.bench.tokens(name)
-        assert tokens == answer[: len(tokens)]
-        if end.reason is FinishReason.CANCELLED:
-            assert sequence.cancelled
-        elif isinstance(end.error, DeadlineExceededError):
-            assert sequence.request.deadline <= self.bench.clock.now
-        elif isinstance(end.error, ComputationError):
-            assert fails
-            assert len(tokens) == max(0, self.faults[name] - len(prompt) + 1)
-        else:
-            assert not fails
-            assert end == Finished(reason)
-            assert tokens == answer
-
-    def check_statistics(self) -> None:
-        """Compare the counters with what was published and computed."""
-        prompts = self.check_published()
-        fed = self.bench.runner.fed
-        computed = sum(min(len(f), len(p)) for f, p in zip(fed, prompts, strict=True))
-        assert self.bench.engine.statistics().prefill_tokens == computed
-
-    def check_published(self) -> list[list[int]]:
-        """Compare the counters with what was published; returns the prompts that were begun."""
-        seen = self.bench.engine.statistics()
-        started = [n for n, e in self.bench.order if isinstance(e, Started)]
-        prompts = [self.sequences[name].request.prompt for name in started]
-        assert seen.prompt_tokens == sum(map(len, prompts))
-        assert seen.generation_tokens == sum(len(self.bench.tokens(n)) for n in started)
-        return prompts
-
-
-def test_every_request_ends_once_whatever_happens() -> None:
-    """Over random schedules each request ends once, last, truly, and leaves nothing behind."""
-    with capture_logs():  # writing out every traceback takes longer than all the rest
-        run_state_machine_as_test(
-            EngineMachine, settings=settings(max_examples=80, stateful_step_count=30, deadline=None)
-        )
 
 
 class TestWhenEventsArePublished:
