@@ -240,14 +240,6 @@ class TestAnswers:
         bench.drain()
         assert bench.events["a"] == [Started(0, 0, 100.0), Finished(FinishReason.STOP)]
 
-    def test_a_stop_token_in_the_prompt_is_a_token_like_any_other(self) -> None:
-        """Chat templates put them there; only a generated one ends the answer."""
-        bench = Bench(eos_ids=[7])
-        bench.put("a", [7, 1, 7], max_tokens=2)
-        bench.drain()
-        assert bench.tokens("a") == reference([7, 1, 7], 2, [7])[0]
-        assert bench.end("a") == Finished(FinishReason.LENGTH)
-
     @settings(max_examples=60, deadline=None)
     @given(
         prompts=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=20), max_size=8),
@@ -282,31 +274,6 @@ class TestAnswers:
 
 class TestOrder:
     """Who runs, and when."""
-
-    def test_a_conversation_runs_one_request_at_a_time(self) -> None:
-        """A free place does not let the second request of a conversation start early."""
-        bench = Bench(max_batch=4)
-        for name in ("a1", "a2", "a3"):
-            bench.put(name, [1, 2], conversation="a")
-        bench.put("b1", [3, 4], conversation="b")
-        bench.drain()
-        names = [name for name, _ in bench.order if name != "b1"]
-        assert names == sorted(names)
-        started = [name for name, event in bench.order if isinstance(event, Started)]
-        assert started == ["a1", "b1", "a2", "a3"]
-
-    def test_no_more_run_than_may(self) -> None:
-        """The batch never grows beyond its limit, and a place freed is taken."""
-        bench = Bench(max_batch=2)
-        for number in range(5):
-            bench.put(str(number), [number + 1, 9], max_tokens=2)
-        sizes = []
-        while bench.engine.step():
-            sizes.append(len(bench.engine.statistics().running))
-        assert max(sizes) == 2
-        started = [name for name, event in bench.order if isinstance(event, Started)]
-        assert started == list("01234")
-        bench.check_idle()
 
     def test_a_crowd_starts_a_few_at_a_time_beside_a_stream(self) -> None:
         """As many as start in a tenth of the stall bound; without a stream all do."""
@@ -486,18 +453,6 @@ def _take_time(bench: Bench, *, own: float, each: float, step: float, start: flo
 class TestStatistics:
     """Counters that others add up."""
 
-    def test_counters_add_up(self) -> None:
-        """Computed and cached prompt tokens are the prompt's; tokens out are those published."""
-        bench = Bench(max_batch=3)
-        lengths = [1, 5, 8, 13]
-        for number, length in enumerate(lengths):
-            bench.put(str(number), [number + 1] * length, max_tokens=number + 1)
-        bench.drain()
-        seen = bench.engine.statistics()
-        assert seen.prompt_tokens == sum(lengths)
-        assert seen.prefill_tokens + seen.prompt_tokens_cached == sum(lengths)
-        assert seen.generation_tokens == 1 + 2 + 3 + 4
-
     def test_steps_and_their_time_are_told(self) -> None:
         """A watchdog reads when the last step ended."""
         bench = Bench()
@@ -546,15 +501,6 @@ class TestStatistics:
         bench.engine.step()
         assert bench.engine.statistics().step_seconds == 7
 
-    def test_tokens_that_failed_are_not_counted(self) -> None:
-        """Prefilled tokens are those really computed."""
-        bench = Bench(prefill_chunk=4)
-        bench.runner.fail_at([1, 2, 3], 2, ValueError("no"))
-        bench.put("a", [1, 2, 3])
-        bench.drain()
-        assert bench.engine.statistics().prefill_tokens == 0
-        assert bench.engine.statistics().generation_tokens == 0
-
 
 class TestCancel:
     """Ending what is no longer wanted."""
@@ -591,18 +537,6 @@ class TestCancel:
         assert bench.runner.live_states == 1
         bench.drain()
         assert bench.tokens("b") == reference([7, 8], 4)[0]
-        bench.check_idle()
-
-    def test_neighbours_do_not_notice(self) -> None:
-        """The rest of the batch gets its own answers."""
-        bench = Bench(max_batch=4)
-        sequences = [bench.put(str(n), [n + 1, 2], max_tokens=6) for n in range(4)]
-        for _ in range(3):
-            bench.engine.step()
-        bench.cancel(sequences[1])
-        bench.drain()
-        for number in (0, 2, 3):
-            assert bench.tokens(str(number)) == reference([number + 1, 2], 6)[0]
         bench.check_idle()
 
 
@@ -810,16 +744,6 @@ class TestFaults:
         for number in range(3):
             assert isinstance(bench.end(str(number)).error, ComputationError)
             assert len(bench.tokens(str(number))) <= 3
-        bench.check_idle()
-
-    def test_every_state_may_fail(self) -> None:
-        """A model that can start nothing ends every request, in one step if need be."""
-        bench = Bench(max_batch=2)
-        for number in range(5):
-            bench.runner.fail_next_state(MemoryError())
-            bench.put(str(number))
-        bench.drain()
-        assert all(isinstance(bench.end(str(n)).error, ComputationError) for n in range(5))
         bench.check_idle()
 
 

@@ -51,34 +51,6 @@ def test_an_empty_queue_has_nothing_to_take() -> None:
     assert ConversationQueue(1).offers() == []
 
 
-def test_one_conversation_is_served_in_order_and_one_at_a_time() -> None:
-    """The second request of a conversation waits until the first one has ended."""
-    first, second = waiting("1"), waiting("2")
-    queue = filled(first, second)
-    assert take(queue) is first
-    assert take(queue) is None
-    queue.release(first)
-    assert take(queue) is second
-
-
-def test_other_conversations_overtake_a_busy_one() -> None:
-    """A conversation's backlog delays that conversation only."""
-    first, second, other = waiting("1", "busy"), waiting("2", "busy"), waiting("3", "other")
-    queue = filled(first, second, other)
-    assert [take(queue), take(queue), take(queue)] == [first, other, None]
-    queue.release(other)
-    assert take(queue) is None
-    queue.release(first)
-    assert take(queue) is second
-
-
-def test_conversations_are_served_in_order_of_arrival() -> None:
-    """Among idle conversations the oldest waiting request goes first."""
-    sequences = [waiting(str(number), f"c{number}") for number in range(5)]
-    queue = filled(*sequences)
-    assert [take(queue) for _ in sequences] == sequences
-
-
 def test_the_queue_is_bounded() -> None:
     """One request too many is refused with a time to come back; a place freed is a place."""
     first = waiting("1", "a")
@@ -90,15 +62,6 @@ def test_the_queue_is_bounded() -> None:
     assert take(queue) is first
     queue.put(waiting("3"))
     assert len(queue) == 2
-
-
-def test_a_removed_request_is_not_taken() -> None:
-    """Who is cancelled while waiting leaves, and the rest of the conversation moves up."""
-    first, second = waiting("1"), waiting("2")
-    queue = filled(first, second)
-    assert queue.remove("1") is first
-    assert queue.remove("1") is None
-    assert take(queue) is second
 
 
 def test_a_running_request_cannot_be_removed() -> None:
@@ -214,19 +177,6 @@ def test_threads_lose_and_duplicate_nothing() -> None:
             assert numbers == sorted(numbers)
 
 
-def test_a_conversation_is_its_tenants() -> None:
-    """Two tenants that chose the same name do not wait for each other."""
-    queue = ConversationQueue(4)
-    for tenant in ("a", "b"):
-        request = make_request(f"from {tenant}", conversation="same")
-        queue.put(Sequence(msgspec.structs.replace(request, tenant=tenant)))
-    first, second = take(queue), take(queue)
-    assert first is not None
-    assert second is not None
-    queue.release(first)
-    assert busy(queue) == {("b", "same")}
-
-
 def of(tenant: str, request_id: str, **more: Any) -> Sequence:
     """Build a tenant's sequence, in a conversation of its own."""
     return Sequence(make_request(request_id, tenant=tenant, **more))
@@ -266,23 +216,6 @@ def test_a_tenants_bound_is_its_own() -> None:
     bounded.put("b1", "b2", "b3")
     assert bounded.queue.claim(first)
     bounded.put("a3")
-
-
-def test_no_more_of_a_tenant_run_than_may() -> None:
-    """The next one starts when one has ended, and at once where more may run from now on."""
-    bounded = Bounded(Terms(running=2))
-    first, *_ = sequences = bounded.put("a1", "a2", "a3", "a4")
-    for each in sequences[:2]:
-        assert bounded.queue.claim(each)
-    bounded.put("b1")
-    assert bounded.offered() == ["b1"]
-    assert [share.tenant for share in bounded.queue.claimants()] == ["b"]
-    bounded.queue.release(first)
-    assert bounded.offered() == ["a3", "a4", "b1"]
-    assert bounded.queue.claim(sequences[2])
-    bounded.terms["a"] = Terms(running=3)
-    bounded.queue.charge([(sequences[2], 1)])
-    assert bounded.offered() == ["a4", "b1"]
 
 
 def test_spent_tokens_come_back() -> None:
@@ -363,17 +296,6 @@ def test_who_is_refused_comes_back_when_a_place_is_likely() -> None:
             queue.put(of("a", "more"))
         assert refusal.value.retry_after == seconds, passes
         assert queue.claim(offered(queue)[0])
-
-
-def test_nobody_overtakes_in_its_conversation() -> None:
-    """Where the first of a conversation is not claimed, its second is no candidate; others are."""
-    first, second, other = (waiting(name, name[0]) for name in ("a1", "a2", "b1"))
-    queue = filled(first, second, other)
-    assert offered(queue) == [first, other]
-    assert queue.claim(first)
-    assert offered(queue) == [other]
-    queue.release(first)
-    assert offered(queue) == [second, other]
 
 
 def test_a_candidate_that_left_is_not_claimed() -> None:

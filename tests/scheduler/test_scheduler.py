@@ -715,31 +715,3 @@ class TestStuck:
         assert fixture.queue.remove("a") is not None
         assert fixture.stuck() is None
         assert fixture.preempted == []
-
-
-class TestRemoving:
-    """Out for good."""
-
-    def test_removed_is_removed(self) -> None:
-        """From among those that run or are preempted; the rest keep their order."""
-        fixture = SchedulerFixture()
-        a, b, c, d = fixture.put("a", "b", "c", "d")
-        fixture.start()
-        fixture.scheduler.preempt(d)
-        fixture.scheduler.preempt(c)
-        for gone in (b, c):
-            assert gone in fixture.scheduler
-            fixture.scheduler.remove(gone)
-            fixture.scheduler.remove(gone)
-            assert gone not in fixture.scheduler
-        assert (fixture.running, fixture.preempted) == (["a"], ["d"])
-        assert a in fixture.scheduler
-
-    def test_its_conversation_goes_on(self) -> None:
-        """Only its own."""
-        fixture = SchedulerFixture(max_batch=3)
-        a1, *_ = fixture.put("a1", "a2", conversation="a")
-        fixture.put("b1", "b2", conversation="b")
-        assert fixture.start() == ["a1", "b1"]
-        fixture.scheduler.remove(a1)
-        assert fixture.start() == ["a2"]
