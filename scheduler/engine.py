@@ -217,7 +217,7 @@ class Engine:
         return any(not sequence.is_awaited for sequence in due)
 
     def _yield_slot(self, step: Step) -> bool:
-        """Have one sequence give its slot to another; False if none has to."""
+        """Move a slot from one sequence to another; False if none has to yield."""
         scheduler, changes = self._scheduler, self._scheduler.waiting.changes
         settled = step.summary.fair_at == changes and self._report.latest.steps % _DRIFT
         if settled or not scheduler.may_yield(step.selection):
@@ -298,7 +298,7 @@ class Engine:
     def _make_way(self, step: Step) -> bool:
         """Take memory from a running sequence, the youngest; False to wait for the disk.
 
-        The last one starts anew, in a batch of its own size, where that fits.
+        The last one restarts, in a batch of its own size, where that fits.
         """
         running = self._scheduler.running
         victim = running[-1]

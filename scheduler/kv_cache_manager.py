@@ -145,7 +145,7 @@ class KVCacheManager:
         return self.paging.writing and self.cache.tries.writing
 
     def refresh(self, running: Iterable[Sequence]) -> None:
-        """Have sequences read spans that were split since where they lie now."""
+        """Point sequences at the parts of spans that were split since."""
         if self.cache.tries.splits == self._splits:
             return
         self._splits = self.cache.tries.splits

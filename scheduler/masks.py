@@ -40,7 +40,7 @@ class Constraint:
             raise TimeoutError(f"the grammar's mask took over {_PATIENCE:g} s") from None
 
     def is_known(self, timeout: float) -> bool:
-        """Whether there is no need to wait for the mask, after so many seconds at the latest."""
+        """Return True if the mask is known within `timeout` seconds."""
         return bool(wait([self._next], timeout).done)
 
     def take(self, token: int, *, ends: bool) -> None:

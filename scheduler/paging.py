@@ -70,7 +70,7 @@ class Paging:
         return False
 
     def page_in(self, sequence: Sequence) -> bool:
-        """Have stored state of a sequence's tokens read from disk; return True to wait for it."""
+        """Ask for stored state of a sequence to be read from disk; return True to wait for it."""
         with self._guard():
             if self._pager is not None:
                 page_in, namespace = self._pager.page_in, self.namespace(sequence)

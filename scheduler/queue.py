@@ -186,7 +186,7 @@ class ConversationQueue:
                 self._use.quotas.charge(sequence.request.tenant, tokens, self._clock())
 
     def put_back(self, sequence: Sequence) -> None:
-        """Have a running sequence wait again, at its old place: no bound and no end refuse it."""
+        """Return a running sequence to its old place: no bound and no end refuse it."""
         with self._lock:
             self._changes += 1
             self._order.preempt(sequence.request.id)

@@ -1,4 +1,4 @@
-"""What a client asks for, and what it hears back: plain data that crosses threads."""
+"""Requests and the events of their answers: plain data that crosses threads."""
 
 import enum
 

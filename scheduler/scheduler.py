@@ -27,7 +27,7 @@ _GAP = 2 * Policy().quantum
 
 
 class Look(NamedTuple):
-    """What a candidate waits for."""
+    """A look at one candidate."""
 
     sequence: Sequence  # the candidate
     waits_for: Activity | None  # `PREFIX`, `DISK` or `MEMORY`; None if it can start

@@ -73,7 +73,7 @@ class MLXThread:
             self._workers.pop(work, None)
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have the thread call `fn`, in the order they come; `ThreadStoppedError` after `stop`."""
+        """Queue a call for the thread; `ThreadStoppedError` after `stop`."""
         future: Future[T] = Future()
         with self._condition:
             if self._stopping:
@@ -169,11 +169,11 @@ class MLXThread:
 
 
 def _fulfil(future: Future[T], fn: Callable[[], T]) -> None:
-    """Call a function for whoever waits for it."""
+    """Call a function for its future."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(fn())
-        except BaseException as error:  # noqa: BLE001  (it belongs to whoever waits for it)
+        except BaseException as error:  # noqa: BLE001  (it belongs to the future)
             future.set_exception(cast("Exception", error))
     # The error's traceback holds this frame: with these it would keep itself alive,
     # and the arrays it failed over, until some thread collects the cycle.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Activity(enum.StrEnum):
-    """What a request waits for, or what is computed for it; one at a time."""
+    """A wait of a request, or a computation for it; one at a time."""
 
     TOKENIZE = "tokenize"  # its body is decoded, and its prompt rendered and tokenised
     MODEL = "model"  # its model is being loaded
