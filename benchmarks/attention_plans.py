@@ -15,7 +15,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
@@ -25,6 +25,8 @@ from shapes import SHAPES, make, on_cpu, tokens
 from umbel.models.backends.cuda import CUDA, Cuda
 from umbel.models.backends.metal import Metal
 from umbel.models.backends.prepare import prepare
+from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.kv.spans import PackedSpan
 from umbel.models.runner import ModelRunner
 
 TURN = 20, 400
@@ -70,12 +72,17 @@ def talk(
     length, *turns = lengths
     prompt, cache = tokens(length, vocab_size, seed=length), runner.open()
     chunks = [timed(runner, prompt[at : at + chunk], cache) for at in range(0, length, chunk)]
-    spans, calls = cache.take_packed(), []
+    spans, calls = [stored(cache)], []
     for turn in turns:
         cache = runner.open(cache.offset, spans)
         calls.append(timed(runner, tokens(turn, vocab_size, seed=turn), cache))
-        spans = [*spans, *cache.take_packed()]
+        spans = [*spans, stored(cache)]
     return chunks, calls
+
+
+def stored(cache: SequenceCache) -> PackedSpan:
+    """Copy what a sequence has computed into a span."""
+    return cast("PackedSpan", cache.suffix_span())
 
 
 def timed(runner: ModelRunner, part: list[int], cache: Any) -> float:

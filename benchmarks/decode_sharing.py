@@ -61,8 +61,7 @@ def prefix(runner: ModelRunner, length: int, vocab_size: int) -> PackedSpan:
     prompt = tokens(length, vocab_size)
     for start in range(0, length, 2048):
         runner.prefill(prompt[start : start + 2048], cache)
-    (span,) = cache.take_packed()
-    return span
+    return cast("PackedSpan", cache.suffix_span())
 
 
 def umbel_steps(runner: ModelRunner, span: PackedSpan, first: list[int]) -> Iterator[list[int]]:

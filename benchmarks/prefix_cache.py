@@ -132,7 +132,7 @@ def restore(lengths: list[int]) -> None:
             live.advanced(part.shape[1])
             mx.eval(live.arrays())
         cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 62)
-        cache.begin(NAMESPACE, tokens).close(tokens, live.take_packed()[0])
+        cache.begin(NAMESPACE, tokens).close(tokens, live.suffix_span())
         prompt = np.append(tokens, np.int32(1))
         before = mx.get_active_memory()
         ms = median_ms(partial(_resume, layout, cache, prompt), 301)

@@ -6,6 +6,7 @@ must not keep a second one from being evicted.
 """
 
 from contextlib import ExitStack
+from itertools import takewhile
 from typing import Self
 
 from .checkpoints import Captured, Reason, keep
@@ -46,6 +47,7 @@ class Lease:
         self.matched = point.matched  # tokens of it that the trie recognised
         self.cached = resume.end  # tokens whose state it restores; never the whole prompt
         self.held = resume.end  # tokens whose spans it holds; more once it has published
+        self.reached = resume.end  # the most that it has held
         # Both lie on one path, so that the deeper one retains the other too.
         self.deepest = holder if holder is not None and holder.end > resume.end else resume
         self.base = base  # lease on the shared prompt that its own path follows
@@ -129,13 +131,42 @@ class Lease:
                 self.checkpoints_kept -= 1
                 attach(trie, tokens, item.checkpoint, tick)
         end = node_at(trie, trie.match(tokens).node, len(tokens))
-        trie.retain(end)
-        trie.release(self.deepest)
         trie.touch(end, tick)
-        self.resume = self.deepest = end
-        self.held = end.end
-        self._checkpoint = None  # restored long since, and not retained any more
+        self._hold(end)
         self._count()
+
+    def shorten(self, offset: int) -> None:
+        """Give back the path's nodes that begin at `offset` or later: their state was copied.
+
+        They may be evicted from now on. A LeaseClosedError after close.
+        """
+        self._check()
+        node = self.resume
+        while node.start >= offset and node.parent is not None:
+            node = node.parent
+        if node is not self.resume:
+            self._hold(node)
+
+    def extend(self, tokens: Tokens) -> None:
+        """Hold the path of `tokens`, which begin with its own, as far as that is in memory.
+
+        A LeaseClosedError after close.
+        """
+        self._check()
+        node, matched = self.trie.match(tokens)
+        path = [held for held in node.path() if held.end <= matched]
+        whole = list(takewhile(lambda held: held.span is not None, path))
+        if whole and whole[-1].end > self.held:
+            self._hold(whole[-1])
+
+    def _hold(self, node: TrieNode) -> None:
+        """End the path at another node. What was restored is not retained any more."""
+        self.trie.retain(node)
+        self.trie.release(self.deepest)
+        self.resume = self.deepest = node
+        self.held = node.end
+        self.reached = max(self.reached, self.held)
+        self._checkpoint = None
 
     def close(self, tokens: Tokens | None = None, span: Span | None = None) -> None:
         """Give back the path, and hand over what was computed.

@@ -33,6 +33,7 @@ from .errors import StartError
 from .measured_fit import context_length, prefill_chunk
 from .memory_budget import MemoryBudget
 
+_LEAST_SPAN = 64  # tokens of state that are published at once, at least
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _CLOSE_DISK = 5.0  # seconds to end what the disk tier began, where a start fails
 
@@ -120,13 +121,13 @@ def assemble(
         runner.profile.least_chunk = chunk
     context, bound = context_length(loaded, runner, budget)
     copied = max_copy_bytes(budget)
-    runner.live_within(budget, max_copy_bytes=copied, max_batch=settings.max_batch)
+    runner.live_within(budget, max_batch=settings.max_batch)
     cache = _cache(
         loaded,
         settings,
         memory.pool,
         grid=chunk if settings.exact else 1,
-        longest=runner.rules.longest,
+        longest=max(_LEAST_SPAN, copied // max(1, runner.profile.sizes.token)),
     )
     with ExitStack() as undo:  # what a start that fails leaves to others, or nobody
         undo.callback(cache.close)
@@ -201,8 +202,9 @@ def _kv_cache(
         fingerprint=loaded.fingerprint,
         interval=settings.checkpoint_interval,
         keeps=not settings.no_cache,
-        longest=runner.rules.longest,
+        longest=cache.longest,
         may_capture=lambda tokens: governor.make_room(Size(*runner.profile.captured(tokens))),
+        may_store=lambda tokens: governor.make_room(Size(runner.profile.kept(tokens))),
         pager=pager,
         pins=pins,
     )

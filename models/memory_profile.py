@@ -185,17 +185,9 @@ class MemoryProfile:
         """Bytes of recurrent layers whose states a step replaces for all rows together."""
         return self._rounded(rows) * self.sizes.fixed
 
-    def put_together(self, rows: int, tokens: int, padded: int) -> int:
-        """Bytes of one layer's keys and values of all rows in one piece, and of the next one's.
-
-        A row's own prefix is padded, and one array made of all of them, before all is put together.
-
-        Args:
-            rows: of the step.
-            tokens: of each row, padding included.
-            padded: those of them that a row reads alone.
-        """
-        return 2 * rows * self.sizes.one_layer(tokens + 2 * padded)
+    def put_together(self, rows: int, tokens: int) -> int:
+        """Bytes of one layer's keys and values of all rows in one piece, and of the next one's."""
+        return 2 * rows * self.sizes.one_layer(tokens)
 
     def _rounded(self, rows: int) -> int:
         return -(-rows // self._multiple) * self._multiple

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .kv.prefix_groups import PrefixGroup
+from .moves import Seat
 
 
 class Span(Protocol):
@@ -27,8 +28,7 @@ class State(Protocol):
     Attributes:
         number: its name in plans.
         offset: number of tokens computed.
-        prefix: spans that it reads, oldest first: leased ones, then its own.
-        packed: its own ones.
+        prefix: spans that it leases, oldest first.
         suffix_length: tokens after the prefix.
         slot: its row of the batch; None where it has caches of its own.
         is_contiguous: its own caches hold all of its keys in one piece.
@@ -43,8 +43,6 @@ class State(Protocol):
     @property
     def prefix(self) -> Sequence[Span]: ...  # noqa: D102
     @property
-    def packed(self) -> Sequence[Span]: ...  # noqa: D102
-    @property
     def suffix_length(self) -> int: ...  # noqa: D102
     @property
     def slot(self) -> int | None: ...  # noqa: D102
@@ -56,8 +54,26 @@ class State(Protocol):
     def windows_change(self) -> bool: ...  # noqa: D102
 
 
+class OwnTokens(Protocol):
+    """Own tokens of the batch's rows, of layers that keep all; `LengthClasses` is the real one.
+
+    Attributes:
+        seats: of each row, by its slot.
+        shapes: rows and positions of each class, by its limit.
+    """
+
+    @property
+    def seats(self) -> Mapping[int, Seat]: ...  # noqa: D102  (described above, like that below)
+    @property
+    def shapes(self) -> Mapping[int, tuple[int, int]]: ...  # noqa: D102
+
+    def length(self, slot: int) -> int:
+        """Number of own tokens of a row."""
+        ...
+
+
 class Buffer(Protocol):
-    """Own tokens of the batch's rows, of layers that keep equally many; a `RingBuffer`.
+    """Own tokens of the batch's rows, of layers with a window; a `RingBuffer`.
 
     Attributes:
         limit: the most tokens of a row.
@@ -79,7 +95,7 @@ class Batch(Protocol):
     Attributes:
         sequences: those in it, by slot.
         rows: number of rows, free ones included.
-        suffixes: the rows' tokens of layers that keep all; None if the model has none.
+        own: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
         groups: rows that read the same spans; None after a change.
     """
@@ -89,7 +105,7 @@ class Batch(Protocol):
     @property
     def rows(self) -> int: ...  # noqa: D102
     @property
-    def suffixes(self) -> Buffer | None: ...  # noqa: D102
+    def own(self) -> OwnTokens | None: ...  # noqa: D102
     @property
     def windows(self) -> Mapping[int, Buffer]: ...  # noqa: D102
     @property
@@ -106,12 +122,9 @@ class Rules:
         contiguous: a single sequence's keys are copied into one piece before its first step: the
             model asks for them so, and would copy them in each step.
         chunked: lengths of those windows that are emptied when a chunk begins.
-        gathers: each layer puts all keys of all rows together.
-        own: the most tokens of its prefix's end that a row copies: reading many short private
-            spans costs more than the copy.
-        row_limit: own tokens after which a row is packed.
+        gathers: each layer puts all keys of all rows together: there is one class.
+        least_class: the most own tokens of a row in the class of the shortest ones.
         row_multiple: of rows; see `rows_for`.
-        longest: tokens that may be packed, merged or copied at a time.
         overlaps: two steps may be under way at once.
     """
 
@@ -120,8 +133,6 @@ class Rules:
     contiguous: bool = False
     chunked: frozenset[int] = frozenset()
     gathers: bool = False
-    own: int = 256
-    row_limit: int = 512
+    least_class: int = 1024
     row_multiple: int = 1
-    longest: int = 1 << 62
     overlaps: bool = False

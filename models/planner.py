@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .batch_planner import BatchPlanner, leave, pack
+from .batch_planner import BatchPlanner, leave
 from .memory_profile import PlannedChunk
 from .moves import MakeContiguous, Move
 from .planned_for import Batch, Rules, State
@@ -93,9 +93,7 @@ def _exact(decode: Sequence[State]) -> Call:
 def _single(state: State, rules: Rules, *, may_copy: bool) -> Call:
     moves: list[Move] = []
     if state.slot is not None:
-        moves.append(leave(state, state.slot, rules))
-    elif state.suffix_length >= rules.longest:
-        moves.append(pack(state, rules))  # packing it must fit at any time
+        moves.append(leave(state, state.slot))
     begins = bool(moves)
     copies = rules.contiguous and may_copy and (begins or not state.is_contiguous)
     if copies:

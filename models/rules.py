@@ -7,8 +7,7 @@ from .load.probe import Probed
 from .memory_profile import StateSizes
 from .planned_for import Rules
 
-_LEAST_COPY = 64  # tokens of a copy
-_LEAST_ROW = 64  # tokens; below these, overhead is all there is
+_LEAST_CLASS = 64  # tokens; below these, overhead is all there is
 _ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 
@@ -24,30 +23,23 @@ def rules_of(limits: Limits, probed: Probed, *, exact: bool) -> Rules:
     return Rules(
         exact=exact,
         batches=probed.one_by_one is None,
-        contiguous=not probed.reads_parts,
+        contiguous=limits.contiguous or not probed.reads_parts,
         gathers=probed.mask_axes > 0,
-        row_limit=limits.row_limit,
         row_multiple=limits.row_multiple,
-        own=limits.row_limit // 2,
         overlaps=limits.overlaps,
     )
 
 
-def rules_within(
-    rules: Rules, budget: int, sizes: StateSizes, *, max_copy_bytes: int, max_batch: int
-) -> Rules:
-    """Limit rows and copies to a budget.
+def rules_within(rules: Rules, budget: int, sizes: StateSizes, *, max_batch: int) -> Rules:
+    """Limit the rows of short sequences to a budget.
 
     Args:
         rules: without a budget.
         budget: bytes of all state.
         sizes: of state.
-        max_copy_bytes: the largest copy of state, in bytes.
         max_batch: the most sequences that run at once.
     """
-    token = max(1, sizes.token)
-    limit = rules.row_limit
-    while limit > _LEAST_ROW and limit * token * max_batch * _ROWS_SHARE > budget:
+    limit = rules.least_class
+    while limit > _LEAST_CLASS and limit * sizes.token * max_batch * _ROWS_SHARE > budget:
         limit //= 2
-    longest = max(_LEAST_COPY, max_copy_bytes // token)
-    return replace(rules, row_limit=limit, longest=longest)
+    return replace(rules, least_class=limit)

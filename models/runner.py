@@ -119,31 +119,20 @@ class ModelRunner:
         """Plan by other rules. No sequence may run."""
         batch = None
         if self.batches and not self._exact:
-            like, limit = self._layout.open().layers, rules.row_limit
-            batch = BatchCache(
-                like, self.backend, row_limit=limit, mask_axes=self._probed.mask_axes
-            )
+            like = self._layout.open().layers
+            batch = BatchCache(like, self.backend, mask_axes=self._probed.mask_axes)
             rules = replace(rules, chunked=frozenset(batch.chunked))
-        self.rules = replace(rules, own=min(rules.own, rules.row_limit // 2))
+        self.rules = rules
         self.placement = Placement(self._layout, batch)
 
-    def live_within(self, budget: int, *, max_copy_bytes: int, max_batch: int) -> None:
+    def live_within(self, budget: int, *, max_batch: int) -> None:
         """Have running sequences keep to a budget. None may run yet.
 
         Args:
             budget: bytes of all state.
-            max_copy_bytes: that a copy of state may have.
             max_batch: sequences that run at once.
         """
-        self.use(
-            rules_within(
-                self.rules,
-                budget,
-                self.profile.sizes,
-                max_copy_bytes=max_copy_bytes,
-                max_batch=max_batch,
-            )
-        )
+        self.use(rules_within(self.rules, budget, self.profile.sizes, max_batch=max_batch))
 
     # -- state -------------------------------------------------------------------------
 
@@ -162,8 +151,7 @@ class ModelRunner:
         try:
             self.prefill([0, 0], cache)
             checkpoint = self.placement.capture(cache) if self._layout.has_checkpoints else None
-            spans = self.placement.take_packed(cache)
-            return StateForm(spans[0] if spans else None, checkpoint)
+            return StateForm(self.placement.suffix_span(cache), checkpoint)
         finally:
             self.placement.close(cache)
 

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from .kv.prefix_groups import PrefixGroup
 from .memory_profile import Held, MemoryProfile, PlannedChunk
-from .moves import Move, Resize
+from .moves import Move
 
 EXACT_ROWS = 8
 """Rows of every call of an exact model: products of other shapes round differently."""
@@ -40,13 +40,10 @@ class Call:
         growing: sequences whose own caches grow.
         changing: tokens seen by those whose windows get other arrays.
         slots: of `sequences`, in a batch.
-        positions: of the rows' suffixes, in a batch.
-        windows: positions of each window there, by its length.
-        groups: who reads which spans there.
+        groups: rows that read the same spans there.
         regroups: whether these differ from those of the step before.
-        shared: tokens of prefixes of several rows that each layer puts together for each row,
-            where the model attends by itself.
-        padded: tokens of a row's own prefix that it puts together there, padding included.
+        gathered: tokens that each layer puts together for each row, where the model attends by
+            itself.
     """
 
     kind: Kind
@@ -57,18 +54,9 @@ class Call:
     growing: int = 0
     changing: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
-    positions: int = 0
-    windows: tuple[tuple[int, int], ...] = ()
     groups: tuple[PrefixGroup, ...] = ()
     regroups: bool = False
-    shared: int = 0
-    padded: int = 0
-
-    @property
-    def gathered(self) -> int:
-        """Tokens that each layer puts together for each row; 0 where they are read as they lie."""
-        prefixes = self.shared + self.padded
-        return prefixes + self.positions if prefixes else 0
+    gathered: int = 0
 
     def nbytes(self, profile: MemoryProfile) -> int:
         """What it takes at its peak, besides what it computes with and drops."""
@@ -80,17 +68,9 @@ class Call:
         if self.kind is Kind.EXACT:
             # Rows are put together in each layer, and given back to each sequence.
             taken += profile.gathered(self.rows) + len(self.sequences) * sizes.fixed
-        if any(isinstance(move, Resize) for move in self.moves):
-            taken += self.rows * self._row(profile)
         if self.gathered:
-            taken += profile.put_together(self.rows, self.gathered, self.padded)
+            taken += profile.put_together(self.rows, self.gathered)
         return taken
-
-    def _row(self, profile: MemoryProfile) -> int:
-        """Bytes of one row's buffers."""
-        room = dict(self.windows)
-        windows = sum(ring.token * room[ring.window] for ring in profile.sizes.rings)
-        return profile.sizes.token * self.positions + windows + profile.sizes.fixed
 
 
 @dataclass(frozen=True)

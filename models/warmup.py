@@ -138,7 +138,8 @@ class _WarmUp:
             checkpoint = self._runner.placement.capture(cache)
             self._held += checkpoint.nbytes
         self._allow(2 * self._runner.profile.kept(cache.suffix_length))
-        spans = self._runner.placement.take_packed(cache)
+        span = self._runner.placement.suffix_span(cache)
+        spans = [] if span is None else [span]
         self._held += sum(span.nbytes for span in spans)
         self._prompt = cache.offset, spans, checkpoint
         self.close()

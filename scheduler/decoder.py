@@ -80,7 +80,7 @@ class Decoder:
         for sequence in sequences:
             if sequence.status is SequenceStatus.DECODE:
                 with self._lifecycle.guard(sequence, step):
-                    self._kv_cache.capture_if_due(sequence)
+                    self._kv_cache.advanced(sequence)
         return output
 
     def sample(self, output: ForwardOutput, sequences: tuple[Sequence, ...], step: Step) -> None:

@@ -291,7 +291,7 @@ class Engine:
             if planned is not None:
                 step.summary = step.summary._replace(disk_wait=None)
                 return planned
-            if not self._make_way(step):
+            if not self._kv_cache.give_copies_back() and not self._make_way(step):
                 return None
         return None
 

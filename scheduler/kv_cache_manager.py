@@ -10,7 +10,6 @@ from ..cachestore.paging.pager import Pager
 from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
 from ..cachestore.shared import Pins
-from ..cachestore.state import Span
 from ..models.runner import ModelRunner
 from .paging import Paging
 from .sequence import Sequence
@@ -38,9 +37,10 @@ class KVCacheManager:
     Args:
         interval: distance of the checkpoint grid in prompts, in tokens.
         keeps: without it nothing is captured or kept.
-        longest: tokens of a prompt's state that are published as a span before the prompt is
-            complete: what is packed is copied, and copies must be short.
+        longest: tokens of a sequence's own that are published as a span before its prompt or its
+            answer is complete: what is packed is copied, and copies must be short.
         may_capture: says that there is memory for a checkpoint after so many tokens.
+        may_store: says that there is memory for a copy of the state of so many tokens.
         pins: told which tokens conversations have come to.
     """
 
@@ -54,6 +54,7 @@ class KVCacheManager:
         keeps: bool = True,
         longest: int = 1 << 62,
         may_capture: Callable[[int], bool] = lambda _: True,
+        may_store: Callable[[int], bool] = lambda _: True,
         pager: Pager | None = None,
         pins: Pins | None = None,
     ) -> None:
@@ -65,6 +66,7 @@ class KVCacheManager:
         self._keeps = keeps
         self._longest = longest
         self._may_capture = may_capture
+        self._may_store = may_store
         self._pins = pins
         self._splits = cache.tries.splits
         self._captures = self._keeps and cache.layout.checkpoints
@@ -168,9 +170,52 @@ class KVCacheManager:
         awaited = sequence.is_awaited and sequence.prefill.awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
             return
-        tokens = sequence.computed
-        lease.publish(tokens, self._publish_but_last(sequence, lease, tokens))
-        self._runner.placement.replace_own(self.caches[sequence], lease.spans())
+        self._publish(sequence, lease)
+
+    def advanced(self, sequence: Sequence) -> None:
+        """Capture a checkpoint that is due in an answer, and store tokens that are many.
+
+        So what is left to store when the answer ends is short.
+        """
+        self.capture_if_due(sequence)
+        lease = sequence.lease
+        if lease is None or not self._keeps or self._grid > 1:
+            return
+        if sequence.num_computed_tokens - lease.reached >= self._longest:
+            self._publish(sequence, lease)
+
+    def _publish(self, sequence: Sequence, lease: Lease) -> None:
+        placement, cache, tokens = self._runner.placement, self.caches[sequence], sequence.computed
+        if self._can_store(lease, tokens):
+            lease.publish(tokens, placement.suffix_span(cache, lease.held))
+            placement.replace_own(cache, lease.spans())
+
+    def _can_store(self, lease: Lease, tokens: Tokens) -> bool:
+        """Hold what the trie has of these tokens; True if there is memory for a copy of the rest.
+
+        Memory for `longest` tokens is kept free.
+        """
+        if lease.held < lease.reached:
+            lease.extend(tokens)
+        rest = len(tokens) - lease.held
+        return rest <= self._longest or self._may_store(rest)
+
+    def give_copies_back(self) -> bool:
+        """Give back leases on state that rows have copied: it may be evicted from then on.
+
+        Returns:
+            False if there are none.
+        """
+        given = False
+        for sequence, cache in self.caches.items() if self._grid == 1 else ():
+            lease = sequence.lease
+            begin = self._runner.placement.own_begin(cache)
+            if lease is not None and begin < lease.held:
+                held = lease.held
+                lease.shorten(begin)
+                self._runner.placement.lease(cache, lease.spans())
+                given = given or lease.held < held
+        return given
 
     def capture_if_due(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
@@ -214,7 +259,11 @@ class KVCacheManager:
         taken = any(item.checkpoint.offset == offset for item in lease.captured)
         if self._captures and offset - sequence.prefill.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
-        lease.close(tokens, self._publish_but_last(sequence, lease, tokens))
+        if self._can_store(lease, tokens):
+            cache = self.caches[sequence]
+            lease.close(tokens, self._runner.placement.suffix_span(cache, lease.held))
+        else:
+            lease.close(tokens[: lease.held])
 
     def known(self, sequence: Sequence) -> Known:
         """How much of a sequence is in the cache. Refreshes nothing."""
@@ -224,16 +273,6 @@ class KVCacheManager:
         if sequence.lease is not None and self._may_capture(sequence.num_computed_tokens):
             checkpoint = self._runner.placement.capture(self.caches[sequence])
             sequence.lease.capture(checkpoint, reason)
-
-    def _publish_but_last(self, sequence: Sequence, lease: Lease, tokens: Tokens) -> Span | None:
-        """Give all spans of a state to the cache but the last one, and return that.
-
-        They are not merged: that would take as much memory again, when there may be none.
-        """
-        parts = self._runner.placement.take_packed(self.caches[sequence])
-        for part in parts[:-1]:
-            lease.publish(tokens[: lease.held + part.length], part)
-        return parts[-1] if parts else None
 
 
 def on_grid(boundaries: dict[int, Reason], grid: int, *, after: int) -> dict[int, Reason]:

@@ -103,10 +103,13 @@ class FakePlacement:
         """Nothing is leased."""
         raise NotImplementedError("a fake's state leases nothing")
 
-    def take_packed(self, cache: object) -> list[Any]:
-        """There is nothing to hand over."""
+    def own_begin(self, cache: object) -> int:
+        """A fake reads nothing elsewhere."""
         del cache
-        return []
+        return 0
+
+    def suffix_span(self, cache: object, begin: int) -> None:
+        """There is nothing to hand over."""
 
     def replace_own(self, cache: object, spans: object) -> None:
         """Nothing is published."""

@@ -203,7 +203,7 @@ def device_faults(module: str, source: str) -> list[str]:
         return []
     faults = []
     tree = ast.parse(source)
-    if module not in NAMES_DEVICES and not module.endswith("_kernel.py"):
+    if module not in NAMES_DEVICES:
         for node in ast.walk(tree):
             named = isinstance(node, ast.Constant) and node.value in DEVICES
             if named or (isinstance(node, ast.Attribute) and node.attr in OF_DEVICES):
@@ -236,8 +236,6 @@ def _may_have(module: str, source: str, name: str) -> bool:
         return name in OF_BACKENDS.get(f"{module.partition('/')[0]}/", ())
     if source.startswith(f"{BACKENDS}."):
         return module.startswith(NO_BACKENDS.get(source.removeprefix(f"{BACKENDS}."), ("-",)))
-    if (source + "." + name).endswith("_kernel") or source.endswith("_kernel"):
-        return module.startswith("models/attention/")
     return True
 
 
@@ -395,7 +393,7 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
         ("models/sampling.py", "mx.fast.metal_kernel(source)"),
         ("models/runner.py", "layer.__class__ = Faster"),
         ("models/sampling.py", "from .backends.cuda import CUDA"),
-        ("models/kv/spans.py", "from ..attention.split_kernel import attend"),
+        ("models/kv/spans.py", "from ..backends.cuda.gated_delta import update"),
         ("models/kv/spans.py", "from ..backends import device_name"),
         ("scheduler/engine.py", "from ..models.backends import choose"),
         ("scheduler/engine.py", "from ..models.backends.memory import gpu_memory"),

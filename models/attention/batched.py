@@ -1,7 +1,7 @@
 """The layers of a batch: what the model is called with when several sequences decode at once.
 
 A layer answers what mlx-lm's models ask of a cache. Its rows' own state is dense (see
-`ring_buffer`).
+`ring_buffer` and `length_classes`).
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,6 @@ from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.spans import SpanRun
 from .fetched import Keys, Rotated, RotatedQueries
-from .splits import Splits
 
 Shared = tuple[list[SpanRun], mx.array | None]
 """Runs of spans that several rows lease, and the numbers of these rows; None for all."""
@@ -29,20 +28,12 @@ class Step:
         device: how attention is computed.
         positions: `[rows]`, of the tokens that the model is called with.
         shared: runs of spans that several rows lease, each with the numbers of these rows.
-        private: for rows that lease spans nobody else here does, these spans.
-        of_private: where in what comes of `private` each row finds its own; one after the last for
-            a row that has none. None where that is the order of the rows.
-        splits: calls of a kernel that reads private spans, in the place of these two; empty if
-            no kernel does.
-        plan: counts how often these changed.
+        plan: counts how often that changed.
     """
 
     device: Backend
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
     shared: list[Shared] = field(default_factory=list)
-    private: dict[int, list[SpanRun]] = field(default_factory=dict)
-    of_private: mx.array | None = None
-    splits: list[Splits] = field(default_factory=list)
     plan: int = 0
 
 
@@ -127,59 +118,60 @@ class BatchedLayer(ABC):
         """Whether a token may see all that its row holds, if the model says this window."""
 
 
-class BufferedLayer:
-    """What a layer has to do with the buffer of its rows' own keys and values.
+class RowsLayer:
+    """What a layer of rows has to do with where their own keys and values lie.
 
     Args:
         step: shared by all layers.
-        buffer: the rows' own keys and values.
         first: the number of this layer's keys there; its values are next.
     """
 
     _count = 2  # of its tensors there
 
-    def __init__(self, step: Step, buffer: RingBuffer, first: int) -> None:
+    def __init__(self, step: Step, first: int) -> None:
         self._step = step
-        self._buffer = buffer
         self._first = first
-        self._held: tuple[mx.array, ...] = ()  # all that is the rows' own, in a step
+        self._written = False  # in this step
 
     @property
     def offset(self) -> mx.array:
         """`[rows]` positions of the rows' next tokens."""
-        return self._step.positions + 1 if self._held else self._step.positions
+        return self._step.positions + 1 if self._written else self._step.positions
 
+    @abstractmethod
     def arrays(self) -> Sequence[mx.array]:
         """All that is the rows' own, to evaluate: none before the first of a batch."""
+
+    def end_step(self) -> None:
+        """Let go of what the step read, so that the next write is in place."""
+        self._written = False
+
+
+class BatchedWindowLayer(RowsLayer, BatchedLayer):
+    """Sliding-window rows: MLX's own attention over a ring buffer."""
+
+    def __init__(self, step: Step, buffer: RingBuffer, first: int, window: int) -> None:
+        super().__init__(step, first)
+        self._buffer = buffer
+        self._window = window
+        self._held: tuple[mx.array, ...] = ()  # all that is the rows' own, in a step
+
+    def arrays(self) -> Sequence[mx.array]:
+        """See `RowsLayer`."""
         tensors = self._buffer.tensors[self._first : self._first + self._count]
         return [tensor for tensor in tensors if tensor is not None]
 
     def end_step(self) -> None:
-        """Let go of what the step read, so that the next write is in place."""
-        self._held = ()
+        """See `RowsLayer`."""
+        super().end_step()
+        self._held, self._fetched = (), None
 
     def _append(self, keys: mx.array, values: mx.array) -> None:
+        self._written = True
         self._held = (
             self._buffer.append(self._first, keys),
             self._buffer.append(self._first + 1, values),
         )
-
-
-class AttendingLayer(BufferedLayer, BatchedLayer):
-    """A layer whose rows' own keys and values lie in a buffer, and that attends to them."""
-
-    def end_step(self) -> None:
-        """Let go of what the step read, and of what stood for it."""
-        super().end_step()
-        self._fetched = None
-
-
-class BatchedWindowLayer(AttendingLayer):
-    """Sliding-window rows: MLX's own attention over a ring buffer."""
-
-    def __init__(self, step: Step, buffer: RingBuffer, first: int, window: int) -> None:
-        super().__init__(step, buffer, first)
-        self._window = window
 
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None or window_size >= self._window

@@ -1,35 +1,53 @@
 """Full attention of a batch's rows: what they share is read once.
 
-Spans that several rows lease are one product with the queries of all of them, and all parts are
-merged (see `cascade`).
+Spans that several rows read are one product with the queries of all of them. Rows' own tokens are
+one product for each length class. All parts are merged (see `cascade`).
 """
 
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..errors import NotBatchableError
-from ..kv.ring_buffer import RingBuffer
+from ..kv.length_classes import LengthClasses
 from ..kv.spans import SpanRun
-from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel, splits
-from .batched import AttendingLayer, Shared, Step
+from .batched import BatchedLayer, RowsLayer, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
 from .products import PLAIN, Latent, Products, Queries, Segment
 
 
-class BatchedTokenLayer(AttendingLayer):
-    """Full-attention rows: what they share is read once, and merged with what is their own.
+class BatchedTokenLayer(RowsLayer, BatchedLayer):
+    """Full-attention rows.
 
     Args:
+        step: shared by all layers.
+        own: the rows' own tokens.
         index: the layer's number among those that spans hold.
-        first: see `BufferedLayer`.
+        first: the number of its first tensor in `own`.
     """
 
-    def __init__(self, step: Step, buffer: RingBuffer, index: int, *, first: int) -> None:
-        super().__init__(step, buffer, first)
+    def __init__(self, step: Step, own: LengthClasses, index: int, *, first: int) -> None:
+        super().__init__(step, first)
+        self._own = own
         self._index = index
-        self._nothing: Part | None = None
+        self._held: list[Segment] = []  # of each length class, in a step
+
+    def arrays(self) -> Sequence[mx.array]:
+        """See `RowsLayer`."""
+        return self._own.arrays_of(self._first, self._count)
+
+    def end_step(self) -> None:
+        """See `RowsLayer`."""
+        super().end_step()
+        self._held, self._fetched = [], None
+
+    def _append(self, keys: mx.array, values: mx.array) -> None:
+        self._write(keys, values)
+
+    def _write(self, *tensors: mx.array) -> None:
+        self._written = True
+        held = [self._own.append(self._first + n, tensor) for n, tensor in enumerate(tensors)]
+        self._held = list(zip(*held, strict=True))
 
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None
@@ -41,97 +59,54 @@ class BatchedTokenLayer(AttendingLayer):
         sinks: mx.array | None,
         rotated: RotatedQueries | None,
     ) -> mx.array:
-        products, step = self._products(rotated, scale), self._step
-        if step.splits and products is not PLAIN:
-            raise NotBatchableError("the model's latents look like keys and values")
+        products = self._products(rotated, scale)
+        if products is PLAIN and not self._step.shared:
+            return self._attend_to_own(queries, scale, sinks)
         grouped = self._grouped(queries)
-        whole: Queries = (grouped * scale,)
-        if rotated is not None:
-            asked = queries, rotated.queries
-            if sinks is None and self._in_kernel and latent_kernel.reads(asked, *self._held):
-                return self._attend_to_latents(asked, scale, products)
-            whole = grouped, self._grouped(rotated.queries)
-        elif products is PLAIN and self._in_kernel and decode_kernel.reads(grouped, *self._held):
-            return self._attend_in_kernel(grouped, scale, sinks)
-        parts = self._parts(whole, step.shared, products, own=self._held)
-        private = splits.attend(step.splits, self._index, grouped, scale)
-        if private is not None:
-            parts.append(split_kernel.merged(private, grouped.shape[1], queries.dtype))
-        output = merge(parts, sinks, step.device)
+        asked = (grouped * scale,) if rotated is None else (grouped, self._grouped(rotated.queries))
+        output = merge(self._parts(asked, products), sinks, self._step.device)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
     def _grouped(self, queries: mx.array) -> mx.array:
         """Put heads side by side that read the same keys: `[rows, kv_heads, group, size]`."""
-        return queries.reshape(len(queries), self._held[0].shape[1], -1, queries.shape[3])
+        return queries.reshape(len(queries), self._held[0][0].shape[1], -1, queries.shape[3])
 
-    def _attend_in_kernel(self, asked: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
-        """Have one kernel read what is the rows' own, and merge it with what they share."""
-        private = splits.attend(self._step.splits, self._index, asked, scale)
-        # Who computes the softmax there scales, too: that is an operation less.
-        shared = self._parts((asked,), self._step.shared, PLAIN, scale=scale)
-        return decode_kernel.attend(
-            asked, self._ring(), scale, sinks, others=shared, splits=private
-        )
-
-    def _attend_to_latents(self, queries: Queries, scale: float, products: Products) -> mx.array:
-        """Do the same where what rows have are latents."""
-        grouped = tuple(self._grouped(each) for each in queries)
-        shared = self._parts(grouped, self._step.shared, products)
-        return latent_kernel.attend(queries, self._ring(), scale, others=shared)
-
-    def _ring(self) -> decode_kernel.Ring:
-        return decode_kernel.Ring(self._held[0], self._held[1], self._buffer.spans)
-
-    @property
-    def _in_kernel(self) -> bool:
-        """Whether one kernel may read the rows' own keys and merge all parts, if it knows them."""
-        step = self._step
-        parts = len(step.shared) + bool(step.private)
-        return step.device.attention_kernels and parts <= kernel_arguments.MAX_PARTS
-
-    def _parts(
-        self,
-        grouped: Queries,
-        shared: Sequence[Shared],
-        products: Products,
-        *,
-        own: Segment | None = None,
-        scale: float = 1.0,
-    ) -> list[Part]:
-        """Compute the parts that are merged.
-
-        Args:
-            grouped: `[rows, kv_heads, group, size]`, queries.
-            shared: of the step.
-            products: of queries and keys, shares and values.
-            own: the rows' own keys and values; None where only what they lease is asked for. What
-                all rows share then stays in the order of the heads.
-            scale: of the scores, where neither queries nor products are scaled.
-        """
+    def _parts(self, queries: Queries, products: Products) -> list[Part]:
+        """Compute the parts that are merged: of shared spans, and of the rows' own tokens."""
+        shared, members = self._step.shared, self._own.members
         leased = [self._segments(runs) for runs, _ in shared]
-        private = [self._segments(spans) for spans in self._step.private.values()]
         scores = [
-            *[
-                scores_of(together(grouped, members), segments, products)
-                for (_, members), segments in zip(shared, leased, strict=True)
-            ],
-            *[
-                scores_of(of_rows(grouped, slice(row, row + 1)), segments, products)
-                for row, segments in zip(self._step.private, private, strict=True)
-            ],
-            *([] if own is None else [self._own_scores(products.scores(grouped, own))]),
+            scores_of(together(queries, slots), segments, products)
+            for (_, slots), segments in zip(shared, leased, strict=True)
         ]
-        read: list[list[Segment]] = [*leased, *private, *([] if own is None else [[own]])]
-        softmaxed = self._step.device.softmaxes(scores, scale=scale)
+        for each, held in zip(members, self._held, strict=True):
+            own = products.scores(of_rows(queries, each.slots), held)
+            mask = each.buffer.mask
+            scores.append(own if mask is None else mx.where(mask, own, -mx.inf))
+        read = [*leased, *[[held] for held in self._held]]
+        softmaxed = self._step.device.softmaxes(scores)
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
-        last = [] if own is None else [parts.pop()]
         whole = [
-            part if own is None and members is None else spread(part, members, grouped[0].shape)
-            for part, (_, members) in zip(parts, shared, strict=False)
+            spread(part, slots, queries[0].shape)
+            for part, (_, slots) in zip(parts, shared, strict=False)
         ]
-        if private:
-            whole.append(self._in_order(parts[len(shared) :], self._step.of_private))
-        return whole + last
+        own_parts = parts[len(shared) :]
+        return [*whole, Part(*[self._in_order(list(x)) for x in zip(*own_parts, strict=True)])]
+
+    def _attend_to_own(self, queries: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
+        """Compute attention where nothing is shared: one call for each class."""
+        outputs = [
+            self._step.device.attend(
+                each.of(queries), held[0], held[1], scale, each.buffer.mask, sinks
+            )
+            for each, held in zip(self._own.members, self._held, strict=True)
+        ]
+        return self._in_order(outputs)
+
+    def _in_order(self, of_classes: list[mx.array]) -> mx.array:
+        """Order what was computed for each class's rows by slot."""
+        whole = of_classes[0] if len(of_classes) == 1 else mx.concatenate(of_classes, axis=0)
+        return whole if self._own.order is None else whole[self._own.order]
 
     def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
         return [span.layer(self._index) for span in spans]
@@ -139,29 +114,5 @@ class BatchedTokenLayer(AttendingLayer):
     def _products(self, rotated: RotatedQueries | None, scale: float) -> Products:
         if rotated is None:
             return PLAIN
-        self._buffer.keys_weigh()
+        self._own.keys_weigh()
         return Latent(scale)
-
-    def _own_scores(self, scores: mx.array) -> mx.array:
-        """Leave out what is not a row's own."""
-        mask = self._buffer.mask
-        return scores if mask is None else mx.where(mask, scores, -mx.inf)
-
-    def _in_order(self, parts: Sequence[Part], order: mx.array | None) -> Part:
-        """Make one part of what was computed for rows that read alone."""
-        if order is not None:
-            parts = [*parts, self._nothing_like(parts[0])]
-        if len(parts) == 1:
-            return parts[0]
-        joined = Part(*[mx.concatenate(list(x), axis=0) for x in zip(*parts, strict=True)])
-        return joined if order is None else Part(*[x[order] for x in joined])
-
-    def _nothing_like(self, part: Part) -> Part:
-        """What comes of looking at nothing, for one row; made once, not in each step."""
-        if self._nothing is None:
-            shape = part.output.shape[1:]
-            self._nothing = Part(
-                mx.zeros((1, *shape), part.output.dtype),
-                mx.full((1, *shape[:-1], 1), -mx.inf, part.lse.dtype),
-            )
-        return self._nothing

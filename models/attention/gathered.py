@@ -12,10 +12,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import NotBatchableError
-from ..kv.buckets import positions_for
-from ..kv.ring_buffer import RingBuffer
+from ..kv.length_classes import LengthClasses
 from ..kv.spans import SpanRun
-from .batched import BufferedLayer, Shared, Step
+from .batched import RowsLayer, Shared, Step
 
 
 class Gathering:
@@ -23,14 +22,14 @@ class Gathering:
 
     Args:
         step: of the batch.
-        buffer: the rows' own keys and values.
+        own: the rows' own keys and values, in one length class.
         mask_axes: of the model's masks: a model that groups its heads by itself has one more
             than others.
     """
 
-    def __init__(self, step: Step, buffer: RingBuffer, mask_axes: int) -> None:
+    def __init__(self, step: Step, own: LengthClasses, mask_axes: int) -> None:
         self._step = step
-        self._buffer = buffer
+        self._own = own
         self._axes = mask_axes
         self._leased: tuple[int, mx.array | None] = (-1, None)
 
@@ -38,10 +37,12 @@ class Gathering:
         """Where each row may look in this step: `[rows, 1, .., 1, tokens]`."""
         if self._leased[0] != self._step.plan:
             self._leased = self._step.plan, self._mask_of_leased()
-        own = self._buffer.mask
-        if own is None:
-            own = mx.ones((self._buffer.rows, 1, 1, self._buffer.positions), mx.bool_)
-        own = own[:, 0, 0]
+        (members,) = self._own.members
+        ring = members.buffer
+        mask = (
+            mx.ones((ring.rows, 1, 1, ring.positions), mx.bool_) if ring.mask is None else ring.mask
+        )
+        own = self.in_order(mask[:, 0, 0])
         seen = own if self._leased[1] is None else mx.concatenate([self._leased[1], own], axis=1)
         return seen.reshape(len(seen), *[1] * (self._axes - 2), -1)
 
@@ -56,7 +57,8 @@ class Gathering:
         Returns:
             `[rows, heads, tokens, size]`.
         """
-        rows, heads, _, size = own.shape
+        own = self.in_order(own)
+        rows = len(own)
 
         def read(spans: Sequence[SpanRun]) -> list[mx.array]:
             # After the step's own: or all layers could be put together before the first is read.
@@ -67,42 +69,31 @@ class Gathering:
             for spans, _ in self._shared
             for part in read(spans)
         ]
-        longest = self._longest_private()
-        if longest:
-            padded = []
-            for row in range(rows):
-                held = read(self._step.private.get(row, ()))
-                room = longest - sum(part.shape[2] for part in held)
-                held.append(mx.zeros((1, heads, room, size), own.dtype))
-                padded.append(mx.concatenate(held, axis=2))
-            parts.append(mx.concatenate(padded, axis=0))
         return mx.concatenate([*parts, own], axis=2) if parts else own
 
     @property
     def _shared(self) -> list[Shared]:
         return self._step.shared
 
-    def _longest_private(self) -> int:
-        longest = max(map(_length, self._step.private.values()), default=0)
-        return positions_for(longest) if longest else 0
+    def in_order(self, own: mx.array) -> mx.array:
+        """Order what the rows' buffer has by slot."""
+        return own if self._own.order is None else own[self._own.order]
 
     def _mask_of_leased(self) -> mx.array | None:
-        tokens = sum(_length(spans) for spans, _ in self._shared) + self._longest_private()
+        tokens = sum(_length(spans) for spans, _ in self._shared)
         if not tokens:
             return None
-        seen = np.zeros((self._buffer.rows, tokens), np.bool_)
+        seen = np.zeros((len(self._step.positions), tokens), np.bool_)
         start = 0
         for spans, members in self._shared:
             stop = start + _length(spans)
             rows = slice(None) if members is None else np.array(members)
             seen[rows, start:stop] = True
             start = stop
-        for row, spans in self._step.private.items():
-            seen[row, start : start + _length(spans)] = True
         return mx.array(seen)
 
 
-class GatheredTokenLayer(BufferedLayer):
+class GatheredTokenLayer(RowsLayer):
     """Full-attention rows of a model that attends by itself.
 
     Args:
@@ -111,30 +102,31 @@ class GatheredTokenLayer(BufferedLayer):
     """
 
     def __init__(
-        self, step: Step, buffer: RingBuffer, first: int, gathering: Gathering, index: int
+        self, step: Step, own: LengthClasses, first: int, gathering: Gathering, index: int
     ) -> None:
-        super().__init__(step, buffer, first)
-        buffer.keys_weigh()  # who knows what the model does with them
+        super().__init__(step, first)
+        own.keys_weigh()  # who knows what the model does with them
+        self._own = own
         self._gathering = gathering
         self._index = index
 
     @property
     def keys(self) -> mx.array | None:
         """The rows' own keys; some models order their work by them."""
-        return self._buffer.tensors[self._first]
+        return self._tensor(self._first)
 
     @keys.setter
     def keys(self, value: mx.array) -> None:
-        self._buffer.tensors[self._first] = value
+        self._own.members[0].buffer.tensors[self._first] = value
 
     @property
     def values(self) -> mx.array | None:
         """The rows' own values; an indexer has none, and says so."""
-        return self._buffer.tensors[self._first + 1]
+        return self._tensor(self._first + 1)
 
     @values.setter
     def values(self, value: mx.array) -> None:
-        self._buffer.tensors[self._first + 1] = value
+        self._own.members[0].buffer.tensors[self._first + 1] = value
 
     def make_mask(
         self, tokens: int, *, return_array: bool = False, window_size: int | None = None
@@ -147,12 +139,21 @@ class GatheredTokenLayer(BufferedLayer):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append a token a row; return all keys and values."""
-        self._append(keys, values)
-        first, second = self._held
-        return (
-            self._gathering.gather(self._index, 0, first),
-            self._gathering.gather(self._index, 1, second),
+        self._written = True
+        first, second = (
+            self._gathering.gather(
+                self._index, number, *self._own.append(self._first + number, new)
+            )
+            for number, new in enumerate((keys, values))
         )
+        return first, second
+
+    def arrays(self) -> Sequence[mx.array]:
+        """See `RowsLayer`."""
+        return self._own.arrays_of(self._first, self._count)
+
+    def _tensor(self, number: int) -> mx.array | None:
+        return self._own.members[0].buffer.tensors[number]
 
 
 def _length(spans: Sequence[SpanRun]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import NotBatchableError
-from ..kv.ring_buffer import RingBuffer
+from ..kv.length_classes import LengthClasses
 from ..params import KVQuantization
 from .batched import Step
 from .fetched import RotatedQueries
@@ -54,10 +54,10 @@ class BatchedQuantizedLayer(BatchedTokenLayer):
     _count = TENSORS
 
     def __init__(
-        self, step: Step, buffer: RingBuffer, index: int, quantization: KVQuantization
+        self, step: Step, own: LengthClasses, index: int, quantization: KVQuantization
     ) -> None:
-        super().__init__(step, buffer, index, first=TENSORS * index)
-        buffer.keys_weigh()  # half of the tensors are values', and not every other one
+        super().__init__(step, own, index, first=TENSORS * index)
+        own.keys_weigh()  # half of the tensors are values', and not every other one
         self._quantization = quantization
         self._quantized = QuantizedProducts(quantization)
 
@@ -68,9 +68,7 @@ class BatchedQuantizedLayer(BatchedTokenLayer):
             for whole in (keys, values)
             for part in mx.quantize(whole, group_size=group_size, bits=bits)
         ]
-        self._held = tuple(
-            self._buffer.append(self._first + number, part) for number, part in enumerate(parts)
-        )
+        self._write(*parts)
 
     def _products(self, rotated: RotatedQueries | None, scale: float) -> Products:
         del scale

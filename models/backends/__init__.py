@@ -42,8 +42,8 @@ class Limits:
         freed_bytes: freed buffers that MLX keeps for the next arrays, at most. Other programs use
             the memory of a Mac; a card's is free for them. A CPU's calls have ever other sizes,
             and the C library gives what is freed to any: nothing is kept there.
-        row_limit: tokens of its own after which a row of a batch is packed; it starts with half
-            as many at most.
+        contiguous: a sequence that decodes alone has its keys in one piece, so that attention is
+            one launch a layer.
         row_multiple: of rows for which products are the fastest.
     """
 
@@ -54,7 +54,7 @@ class Limits:
     prefill_chunk: int
     max_stall: float
     freed_bytes: int
-    row_limit: int = 2048
+    contiguous: bool = False
     row_multiple: int = 1
 
 
@@ -78,7 +78,6 @@ class Backend(ABC):
         limits: what scheduler and daemon know of it.
         block: tokens of a prompt that attend at a time; None where attention is one kernel.
         compiles: small functions are compiled into one kernel.
-        attention_kernels: what follows the products of attention is kernels of umbel's.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         launches_layers: prompts and decode steps are launched layer by layer. MLX makes CUDA graphs
             of so many operations, a hundred on Hopper, and it takes 2 to 10 ms to make one that was
@@ -88,7 +87,6 @@ class Backend(ABC):
     limits: Limits
     block: int | None = None
     compiles: bool = True
-    attention_kernels: bool = False
     length_multiple: int = 1
     launches_layers: bool = False
 
@@ -122,12 +120,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def softmaxes(self, scores: "Sequence[mx.array]", *, scale: float = 1.0) -> list[Softmax]:
+    def softmaxes(self, scores: "Sequence[mx.array]") -> list[Softmax]:
         """Compute several softmaxes. The scores are overwritten: only the caller may hold them.
 
         Args:
             scores: `[..., n]` each; each row has one that is not -inf.
-            scale: of the scores, which they have yet to be multiplied with.
         """
 
     @abstractmethod

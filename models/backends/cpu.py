@@ -92,12 +92,10 @@ class Cpu(Metal):
         output = (shares @ values).reshape(batch, kv_heads, group, count, -1)
         return output if sinks is None else output * mx.sigmoid(lse - sinks)
 
-    def softmaxes(self, scores: Sequence[mx.array], *, scale: float = 1.0) -> list[Softmax]:
+    def softmaxes(self, scores: Sequence[mx.array]) -> list[Softmax]:
         """See `Backend`."""
         if not all(array.dtype == mx.float32 for array in scores):
-            return super().softmaxes(scores, scale=scale)
-        if scale != 1.0:
-            scores = [array * scale for array in scores]
+            return super().softmaxes(scores)
         mx.eval(list(scores))
         return [_softmax(array) for array in scores]
 

@@ -21,6 +21,7 @@ LIMITS = Limits(
     prefill_chunk=2048,
     max_stall=0.2,
     freed_bytes=1 << 30,
+    contiguous=True,
 )
 
 
@@ -48,10 +49,8 @@ class Metal(Backend):
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
 
-    def softmaxes(self, scores: Sequence[mx.array], *, scale: float = 1.0) -> list[Softmax]:
+    def softmaxes(self, scores: Sequence[mx.array]) -> list[Softmax]:
         """See `Backend`."""
-        if scale != 1.0:
-            scores = [array * scale for array in scores]
         return [
             Softmax(
                 mx.softmax(array, axis=-1, precise=True),

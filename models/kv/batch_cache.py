@@ -1,28 +1,27 @@
 """The buffers of a batch: what its rows have of their own, and one step of the model for all.
 
-What a row's sequence leases is read where it lies, whoever else reads it; what is its own is
-written into its row when it enters, and grows there. Which row is whose, and when they move, is
+A span that several rows read is read where it lies, once for all of them. What a row reads alone
+is written into the row when it enters, and grows there. Which row is whose, and when they move, is
 `Placement`'s to know and `plan_step`'s to decide.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from ..attention.batched import BufferedLayer, Step
-from ..attention.splits import splits_of
+from ..attention.batched import RowsLayer, Step
 from ..backends import Backend
 from ..memory_profile import Held
-from ..moves import Enter
+from ..moves import Arrange, Seat
 from ..runtime import launch, launch_in_turn
 from .alignment import aligned
 from .batch_layers import BatchLayers
 from .non_trimmable import in_order, make_chunk, make_ring
 from .recurrent import BatchedRecurrentLayer
-from .sequence_cache import SequenceCache, layer_caches_of
-from .spans import SpanRun, runs_of
+from .sequence_cache import layer_caches_of
+from .spans import SpanRun
 from .token_layer import TokenParts
 
 
@@ -31,27 +30,16 @@ class Entering(NamedTuple):
 
     Attributes:
         slot: of the row.
-        reused: another sequence had the row before.
-        suffix: for the tensors of each token-addressable layer in turn, their parts, oldest
-            first; empty where the row has no tokens of its own.
+        seat: of its own tokens; None where no layer keeps all.
+        own: for the tensors of each token-addressable layer in turn, their parts, oldest first;
+            empty where the row has no tokens of its own.
         layers: its non-trimmable layer caches, mlx-lm's.
     """
 
     slot: int
-    reused: bool
-    suffix: Sequence[Sequence[mx.array]]
+    seat: Seat | None
+    own: Sequence[Sequence[mx.array]]
     layers: Sequence[Any]
-
-
-def entering(move: Enter, cache: SequenceCache) -> Entering:
-    """The state that a planned move puts into a row: the suffix, and the prefix's last spans."""
-    copied = runs_of(cache.prefix[len(cache.prefix) - move.spans :])
-    suffix = cache.suffix()
-    tensors: list[tuple[mx.array, ...]] = []
-    for index in range(len(cache.token_layers) if move.tokens else 0):
-        parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
-        tensors += zip(*parts, strict=True)
-    return Entering(move.slot, move.reused, tensors, cache.non_trimmable)
 
 
 class BatchCache:
@@ -60,14 +48,14 @@ class BatchCache:
     Attributes:
         layers: argument of the model.
         rows: number of rows, free ones included.
-        suffixes: the rows' own tokens of layers that keep all; None if the model has none.
+        own: the rows' own tokens of layers that keep all; None if the model has none.
+        token_layers: number of layers that keep all.
         windows: those of layers with a window, by its length.
         chunked: lengths of those windows that are emptied when a chunk begins.
 
     Args:
         like: layer caches of any sequence of the model.
         device: how attention is computed.
-        row_limit: the most tokens of a suffix.
         mask_axes: where the model attends by itself, the axes of its masks; see `gathered`. 0
             where it leaves that to the layers.
 
@@ -75,27 +63,23 @@ class BatchCache:
         NotBatchableError: a layer's state cannot be a row.
     """
 
-    def __init__(
-        self, like: Sequence[Any], device: Backend, *, row_limit: int, mask_axes: int = 0
-    ) -> None:
+    def __init__(self, like: Sequence[Any], device: Backend, *, mask_axes: int = 0) -> None:
         self.rows = 0
         self._step = Step(device)
-        made = BatchLayers(like, self._step, row_limit=row_limit, mask_axes=mask_axes)
+        made = BatchLayers(like, self._step, mask_axes=mask_axes)
         self.layers, self.windows, self.chunked = made.layers, made.windows, made.chunked
-        self._suffixes, self._non_trimmable = made.suffixes, made.non_trimmable
-        self.suffixes = made.suffixes if made.token_layers else None
-        self._num_token_layers = len(made.token_layers)
-        self._gathers = mask_axes > 0
+        self._own, self._non_trimmable = made.own, made.non_trimmable
+        self.own = made.own if made.token_layers else None
+        self.token_layers = len(made.token_layers)
         self._leaves = list(layer_caches_of(self.layers))
-        self._attending = [each for each in self._leaves if isinstance(each, BufferedLayer)]
+        self._attending = [each for each in self._leaves if isinstance(each, RowsLayer)]
         self._recurrent = [each for each in self._leaves if isinstance(each, BatchedRecurrentLayer)]
-        suffixes = [] if self.suffixes is None else [self.suffixes]
-        self._buffers = [*suffixes, *self.windows.values()]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Rows and positions that the next step computes with."""
-        return self.rows, *[buffer.positions for buffer in self._buffers]
+        classes = [number for shape in self._own.shapes.values() for number in shape]
+        return self.rows, *classes, *[buffer.positions for buffer in self.windows.values()]
 
     @property
     def launches_layers(self) -> bool:
@@ -104,8 +88,9 @@ class BatchCache:
 
     def arrays(self) -> list[mx.array]:
         """Every array that a step writes, to evaluate."""
-        held = [t for buffer in self._buffers for t in buffer.tensors if t is not None]
-        return held + [array for layer in self._recurrent for array in layer.arrays()]
+        windows = [t for ring in self.windows.values() for t in ring.tensors if t is not None]
+        recurrent = [array for layer in self._recurrent for array in layer.arrays()]
+        return self._own.arrays() + windows + recurrent
 
     def held(self) -> Held:
         """Memory of the rows."""
@@ -114,30 +99,40 @@ class BatchCache:
 
     # -- rows --------------------------------------------------------------------------
 
-    def resize(self, rows: int, positions: int, windows: Mapping[int, int]) -> None:
-        """Change the number of rows and of their positions.
-
-        Args:
-            rows: rows beyond are dropped, new ones are free.
-            positions: of the suffixes.
-            windows: positions of each window, by its length.
-        """
-        for buffer in self._buffers:
-            wanted = positions if buffer is self._suffixes else windows[buffer.limit]
-            if (buffer.rows, buffer.positions) != (rows, wanted):
-                buffer.resize(rows, wanted)
-        if rows != self.rows:
-            self.rows = rows
+    def arrange(self, move: Arrange) -> None:
+        """Change the number of rows and of their positions, and the seats of rows."""
+        if move.renewed:
+            self.clear()
+        for source, target in move.relocated:
+            self._relocate(source, target)
+        for length, positions in move.windows:
+            buffer = self.windows[length]
+            if (buffer.rows, buffer.positions) != (move.rows, positions):
+                buffer.resize(move.rows, positions)
+        if move.rows != self.rows:
+            self.rows = move.rows
             for layer in self._recurrent:
-                layer.resize(rows)
+                layer.resize(move.rows)
+        self._own.arrange(move.rows, move.shapes, move.seats)
+
+    def _relocate(self, source: int, target: int) -> None:
+        """Move a row to a free slot."""
+        for buffer in self.windows.values():
+            buffer.move(source, target)
+        taken = [layer.take(source) for layer in self._recurrent]
+        mx.eval([state.state for state in taken])  # see `RingBuffer.move`
+        for layer, state in zip(self._recurrent, taken, strict=True):
+            layer.put(target, self.rows, state)
+        if self.own is not None:
+            self.own.relocate(source, target)
 
     def put(self, row: Entering) -> None:
         """Write a row; nothing of its previous content is left."""
-        for buffer in self._buffers if row.reused else ():
+        for buffer in self.windows.values():
             buffer.wipe(row.slot)
         self._put_non_trimmable(row.slot, row.layers)
-        if row.suffix:
-            self._suffixes.put(row.slot, row.suffix)
+        if row.seat is not None:
+            self._own.put(row.slot, row.seat, row.own)
 
     def _put_non_trimmable(self, slot: int, layers: Sequence[Any]) -> None:
         by_window: dict[int, list[list[mx.array]]] = {}
@@ -149,12 +144,12 @@ class BatchCache:
         for window, tensors in by_window.items():
             self.windows[window].put(slot, tensors)
 
-    def suffix_of(self, slot: int, tokens: int) -> list[list[TokenParts]]:
-        """A row's newest tokens, for each token-addressable layer; see `RingBuffer.newest`."""
-        if not tokens:
+    def newest_of(self, slot: int, tokens: int) -> list[list[TokenParts]]:
+        """A row's newest own tokens, for each token-addressable layer; see `RingBuffer.newest`."""
+        if not tokens or not self.token_layers:
             return []
-        flat = self._suffixes.newest(slot, tokens)
-        each = len(flat) // self._num_token_layers
+        flat = self._own.newest(slot, tokens)
+        each = len(flat) // self.token_layers
         return [flat[i : i + each] for i in range(0, len(flat), each)]
 
     def non_trimmable_of(self, slot: int, offset: int) -> list[Any]:
@@ -179,62 +174,34 @@ class BatchCache:
         make = make_chunk if window in self.chunked else make_ring
         return make(window, offset, tensors)
 
-    def move(self, source: int, target: int) -> None:
-        """Copy a row onto a free one, and free it."""
-        for buffer in self._buffers:
-            buffer.move(source, target)
-        taken = [layer.take(source) for layer in self._recurrent]
-        mx.eval([state.state for state in taken])  # see `RingBuffer.move`
-        for layer, state in zip(self._recurrent, taken, strict=True):
-            layer.put(target, self.rows, state)
-
     def free(self, slot: int) -> None:
         """Mark a row as free. Nothing is computed."""
-        for buffer in self._buffers:
+        for buffer in self.windows.values():
             if slot < buffer.rows:
                 buffer.free(slot)
-
-    def restart_suffix(self, slot: int) -> None:
-        """Empty a row's suffix. The prefix must have its tokens."""
-        self._suffixes.free(slot)
+        self._own.free(slot)
 
     def clear(self) -> None:
         """Drop all rows and free their memory."""
         self.rows = 0
         self.forget_prefixes()
-        for buffer in self._buffers:
+        for buffer in self.windows.values():
             buffer.clear()
+        self._own.clear()
         for layer in self._recurrent:
             layer.clear()
 
     # -- steps -------------------------------------------------------------------------
 
-    def read(
-        self,
-        shared: list[tuple[list[SpanRun], tuple[int, ...]]],
-        private: dict[int, list[SpanRun]],
-        everyone: int,
-    ) -> None:
+    def read(self, shared: Sequence[tuple[list[SpanRun], tuple[int, ...]]], everyone: int) -> None:
         """Set the spans that rows read besides their own tokens.
 
         Args:
             shared: spans that several rows read, with the slots of these rows.
-            private: spans that one row reads, by its slot.
             everyone: number of rows in use.
         """
         step = self._step
-        self._read_shared(shared, everyone)
         step.plan += 1
-        if step.device.attention_kernels and not self._gathers:
-            step.splits = splits_of(private, self.rows, self._num_token_layers)
-        if not step.splits:
-            step.private = private
-            step.of_private = order_of(list(private), self.rows)
-
-    def _read_shared(
-        self, shared: list[tuple[list[SpanRun], tuple[int, ...]]], everyone: int
-    ) -> None:
-        step = self._step
         step.shared = []
         for runs, slots in shared:
             # Where all rows in use read the spans, free rows do, too: their output is dropped.
@@ -244,8 +211,7 @@ class BatchCache:
 
     def forget_prefixes(self) -> None:
         """Drop all references to spans: they may be freed before the next `read`."""
-        step = self._step
-        step.shared, step.private, step.of_private, step.splits = [], {}, None, []
+        self._step.shared = []
 
     def step(
         self,
@@ -272,7 +238,8 @@ class BatchCache:
         positions[slots] = offsets
         self._step.positions = mx.array(positions)
         self._begin_chunks(slots, offsets)
-        for buffer in self._buffers:
+        self._own.begin_step()
+        for buffer in self.windows.values():
             buffer.begin_step()
         if new:
             # Before the step, which is then the same operations as every other.
@@ -285,7 +252,9 @@ class BatchCache:
         finally:
             for layer in self._attending:
                 layer.end_step()
-            for buffer in self._buffers:
+            if self.own is not None:
+                self.own.end_step(slots)
+            for buffer in self.windows.values():
                 buffer.end_step(slots)
         return logits if slots == list(range(self.rows)) else logits[mx.array(slots)]
 
@@ -306,18 +275,3 @@ class BatchCache:
         source[slots] = range(len(slots))
         padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
         return padded[mx.array(source)]
-
-
-def order_of(readers: Sequence[int], rows: int) -> mx.array | None:
-    """The index of each row among `readers`, or `len(readers)` if it is not one of them.
-
-    Args:
-        readers: slots of rows.
-        rows: of the batch.
-
-    Returns:
-        None if all rows are readers, in their order.
-    """
-    places = {slot: place for place, slot in enumerate(readers)}
-    order = [places.get(slot, len(readers)) for slot in range(rows)]
-    return None if order == list(range(len(readers))) else mx.array(order)

@@ -5,13 +5,14 @@ from typing import Any
 
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
 
-from ..attention.batched import BatchedWindowLayer, BufferedLayer, Step
+from ..attention.batched import BatchedWindowLayer, RowsLayer, Step
 from ..attention.chunked import BatchedChunkLayer
 from ..attention.full import BatchedTokenLayer
 from ..attention.gathered import GatheredTokenLayer, Gathering
 from ..attention.quantized import TENSORS, BatchedQuantizedLayer
 from ..errors import NotBatchableError
 from ..params import KVQuantization
+from .length_classes import LengthClasses
 from .recurrent import BatchedRecurrentLayer
 from .ring_buffer import RingBuffer
 from .token_layer import QuantizedTokenLayerCache, TokenLayerCache
@@ -22,7 +23,7 @@ class BatchLayers:
 
     Attributes:
         layers: what the model is called with.
-        suffixes: the buffer of layers that keep all tokens.
+        own: the rows' tokens of layers that keep all.
         token_layers: those layers.
         windows: the buffers of layers with a window, by its length.
         chunked: lengths of those windows that are emptied when a chunk begins.
@@ -32,7 +33,6 @@ class BatchLayers:
     Args:
         like: layer caches of any sequence of the model.
         step: what all layers know of the step that runs.
-        row_limit: the most tokens of a suffix.
         mask_axes: where the model attends by itself, the axes of its masks; see `gathered`. 0
             where it leaves that to the layers.
 
@@ -40,14 +40,14 @@ class BatchLayers:
         NotBatchableError: a layer's state cannot be a row.
     """
 
-    def __init__(self, like: Sequence[Any], step: Step, *, row_limit: int, mask_axes: int) -> None:
+    def __init__(self, like: Sequence[Any], step: Step, *, mask_axes: int) -> None:
         self._step = step
-        self.suffixes = RingBuffer(row_limit, scores_masked=True)
-        self.token_layers: list[BufferedLayer] = []
+        self.own = LengthClasses(scores_masked=True)
+        self.token_layers: list[RowsLayer] = []
         self.windows: dict[int, RingBuffer] = {}
         self.chunked: set[int] = set()
         self.non_trimmable: list[tuple[RingBuffer, int] | BatchedRecurrentLayer] = []
-        self._gathering = Gathering(step, self.suffixes, mask_axes) if mask_axes else None
+        self._gathering = Gathering(step, self.own, mask_axes) if mask_axes else None
         self.layers = [self._layer(cache) for cache in like]
 
     def _layer(self, cache: Any) -> Any:
@@ -79,21 +79,21 @@ class BatchLayers:
         self.non_trimmable.append(place)
         return place
 
-    def _token_layer(self) -> BufferedLayer:
-        first, index = self.suffixes.reserve(2), len(self.token_layers)
-        layer: BufferedLayer
+    def _token_layer(self) -> RowsLayer:
+        first, index = self.own.reserve(2), len(self.token_layers)
+        layer: RowsLayer
         if self._gathering is None:
-            layer = BatchedTokenLayer(self._step, self.suffixes, index, first=first)
+            layer = BatchedTokenLayer(self._step, self.own, index, first=first)
         else:
-            layer = GatheredTokenLayer(self._step, self.suffixes, first, self._gathering, index)
+            layer = GatheredTokenLayer(self._step, self.own, first, self._gathering, index)
         self.token_layers.append(layer)
         return layer
 
-    def _quantized_layer(self, quantization: KVQuantization) -> BufferedLayer:
+    def _quantized_layer(self, quantization: KVQuantization) -> RowsLayer:
         if self._gathering is not None:
             raise NotBatchableError("the model attends by itself, and its keys are quantised")
-        self.suffixes.reserve(TENSORS)
+        self.own.reserve(TENSORS)
         index = len(self.token_layers)
-        layer = BatchedQuantizedLayer(self._step, self.suffixes, index, quantization)
+        layer = BatchedQuantizedLayer(self._step, self.own, index, quantization)
         self.token_layers.append(layer)
         return layer

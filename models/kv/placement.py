@@ -11,16 +11,17 @@ import mlx.core as mx
 
 from ..errors import StateLostError
 from ..memory_profile import Held
-from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
+from ..moves import Arrange, Enter, Leave, MakeContiguous, Move, Share
 from ..step_plan import Call
-from .batch_cache import BatchCache, entering
+from .batch_cache import BatchCache, Entering
 from .layout import CacheLayout
+from .length_classes import LengthClasses
 from .packed import PackedCheckpoint, pack_suffix
 from .prefix_groups import PrefixGroup
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
-from .spans import PackedSpan, runs_of
-from .token_layer import TokenParts, in_parts
+from .spans import PackedSpan, runs_between, runs_of
+from .token_layer import in_one
 
 
 class Placement:
@@ -53,9 +54,9 @@ class Placement:
         return 0 if self.batch is None else self.batch.rows
 
     @property
-    def suffixes(self) -> RingBuffer | None:
+    def own(self) -> LengthClasses | None:
         """Own tokens of rows, of layers that keep all."""
-        return None if self.batch is None else self.batch.suffixes
+        return None if self.batch is None else self.batch.own
 
     @property
     def windows(self) -> Mapping[int, RingBuffer]:
@@ -90,18 +91,34 @@ class Placement:
         cache.lease(spans)
         self._regroup()
 
-    def take_packed(self, cache: SequenceCache) -> list[PackedSpan]:
-        """Pack all of a sequence's state that it does not lease, and hand it over, in order.
+    def own_begin(self, cache: SequenceCache) -> int:
+        """The first token that a sequence reads in its row, or in caches of its own."""
+        if not self._layout.has_spans:
+            return cache.offset
+        if cache.slot is not None and self.own is not None:
+            return cache.offset - self.own.length(cache.slot)
+        return 0 if cache.is_contiguous else cache.offset - cache.suffix_length
 
-        Call `replace_own` or `close` next.
+    def suffix_span(self, cache: SequenceCache, begin: int | None = None) -> PackedSpan | None:
+        """Copy tokens of a sequence into a span; None if there are none.
+
+        Args:
+            cache: of the sequence.
+            begin: the first of them, which the sequence does not lease; None for all such.
         """
         self._check(cache)
-        return cache.take_packed(self._suffix(cache, cache.suffix_length))
+        tokens = cache.suffix_length if begin is None else cache.offset - begin
+        if cache.slot is None:
+            return cache.suffix_span(tokens)
+        parts = self._batch.newest_of(cache.slot, tokens)
+        return pack_suffix(parts) if parts else None
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
-        """Replace leased and own spans by `spans`, which have all tokens; the suffix is empty."""
-        cache.leased, cache.packed = list(spans), []
-        self._restart_suffix(cache)
+        """Replace leased spans by `spans`, which have all tokens. A row keeps its copy of them."""
+        cache.leased = list(spans)
+        if cache.slot is None:
+            cache.restart_suffix()
+        self._regroup()
 
     def close(self, cache: SequenceCache) -> None:
         """Free a sequence's slot and drop its state. Idempotent."""
@@ -137,46 +154,59 @@ class Placement:
 
     def _apply(self, move: Move, caches: Mapping[int, SequenceCache]) -> None:
         match move:
-            case Resize():
-                if move.renewed:
-                    self._batch.clear()
-                self._batch.resize(move.rows, move.positions, dict(move.windows))
-            case Relocate():
-                self._batch.move(move.source, move.target)
-                cache = self.sequences[move.target] = self.sequences.pop(move.source)
-                cache.slot = move.target
+            case Arrange():
+                self._batch.arrange(move)
+                for source, target in move.relocated:
+                    cache = self.sequences[target] = self.sequences.pop(source)
+                    cache.slot = target
             case Enter():
                 self._enter(move, caches[move.sequence])
             case Leave():
                 self._leave(move, caches[move.sequence])
-            case Pack():
-                self._pack(caches[move.sequence], move.merges)
+            case Share():
+                self._share(move, caches[move.sequence])
             case MakeContiguous():
                 caches[move.sequence].make_contiguous()
 
     def _enter(self, move: Enter, cache: SequenceCache) -> None:
-        self._batch.put(entering(move, cache))
+        own: list[tuple[mx.array, ...]] = []
+        suffix, copied = cache.suffix(), runs_between(cache.leased, move.begin, cache.offset)
+        for index in range(len(cache.token_layers) if move.tokens else 0):
+            parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
+            own += zip(*parts, strict=True)
+        self._batch.put(Entering(move.slot, move.seat, own, cache.non_trimmable))
         cache.slot = move.slot
         cache.set_layers([])
         self.sequences[move.slot] = cache
 
     def _leave(self, move: Leave, cache: SequenceCache) -> None:
-        self._pack(cache, move.merges)
         whole = self._batch.non_trimmable_of(move.slot, cache.offset)
+        own = [
+            tuple(mx.contiguous(in_one(parts)) for parts in layer)
+            for layer in self._batch.newest_of(move.slot, move.tokens)
+        ]
         # Slices that are not evaluated would make the next write a copy of all rows.
-        mx.eval(flat_arrays([layer.state for layer in whole]))
-        layers = self._layout.layers(cache.prefix, whole)
-        self.close(
-            cache
-        )  # last: a failure before it leaves the sequence in the batch, which is lost then
+        mx.eval(flat_arrays([layer.state for layer in whole]), own)
+        layers = self._layout.layers(cache.leased, whole)
+        # Last: a failure before it leaves the sequence in the batch, which is lost then.
+        self.close(cache)
         cache.set_layers(layers)
+        for layer, tensors in zip(cache.token_layers, own, strict=bool(own)):
+            layer.begin_suffix(tensors)
 
-    def _pack(self, cache: SequenceCache, merges: int) -> None:
-        tokens = cache.suffix_length
-        if tokens:
-            packed = pack_suffix(self._suffix(cache, tokens))
-            cache.add_packed(packed, merges)
-            self._restart_suffix(cache)
+    def _share(self, move: Share, cache: SequenceCache) -> None:
+        if cache.slot is None or self.own is None:
+            raise ValueError("only a row of layers that keep all tokens shares some of them")
+        held = cache.offset - self.own.length(cache.slot)
+        if move.begin >= held:
+            self.own.shorten(cache.slot, move.tokens)
+            return
+        copied = runs_between(cache.leased, move.begin, held)
+        layers = [
+            zip(*[run.layer(index) for run in copied], strict=True)
+            for index in range(self._batch.token_layers)
+        ]
+        self.own.put_before(cache.slot, [parts for layer in layers for parts in layer])
 
     # -- steps -------------------------------------------------------------------------
 
@@ -199,15 +229,12 @@ class Placement:
         return self._batch.step(model, tokens, list(call.slots), offsets, new=new)
 
     def _read(self, groups: Iterable[PrefixGroup]) -> None:
-        shared, private = [], {}
-        for slots, start, stop in groups:
-            runs = runs_of(self.sequences[slots[0]].prefix[start:stop])
-            if len(slots) > 1:
-                shared.append((runs, slots))
-            else:
-                private[slots[0]] = runs
+        shared = [
+            (runs_of(self.sequences[slots[0]].leased[start:stop]), slots)
+            for slots, start, stop in groups
+        ]
         self._batch.forget_prefixes()
-        self._batch.read(shared, private, len(self.sequences))
+        self._batch.read(shared, len(self.sequences))
 
     @property
     def _batch(self) -> BatchCache:
@@ -215,21 +242,10 @@ class Placement:
             raise ValueError("this model's sequences are not in a batch")
         return self.batch
 
-    def _suffix(self, cache: SequenceCache, tokens: int) -> list[list[TokenParts]]:
-        if cache.slot is None:
-            return in_parts(cache.suffix())
-        return self._batch.suffix_of(cache.slot, tokens)
-
     @staticmethod
     def _check(cache: SequenceCache) -> None:
         if cache.is_lost:
             raise StateLostError("a step failed under the sequence, and its state is lost")
-
-    def _restart_suffix(self, cache: SequenceCache) -> None:
-        cache.restart_suffix()
-        if cache.slot is not None:
-            self._batch.restart_suffix(cache.slot)
-            self._regroup()
 
     def _regroup(self) -> None:
         self.groups = None

@@ -1,4 +1,4 @@
-"""Ring buffers: the own tokens of a batch's rows, one array for each tensor of a layer.
+"""Ring buffers: the own tokens of rows, one array for each tensor of a layer.
 
 Invariants:
 
@@ -30,15 +30,17 @@ class RingBuffer:
         limit: the most tokens that a row holds.
         scores_masked: readers mask scores, so that keys, the tensors of even number, may hold
             anything where they are masked.
+        count: number of tensors.
     """
 
-    def __init__(self, limit: int, *, scores_masked: bool = False) -> None:
+    def __init__(self, limit: int, *, scores_masked: bool = False, count: int = 0) -> None:
         self.limit = limit
         self._dirty = slice(1, None, 2) if scores_masked else slice(None)
-        self.tensors: list[mx.array | None] = []
+        self.tensors: list[mx.array | None] = [None] * count
         self.lengths: list[int] = []
         self.positions = 0
         self._next = 0  # the position that the next step writes
+        self._fresh: set[int] = set()  # rows of zeros
 
     def reserve(self, count: int) -> int:
         """Add tensors of a layer; returns the number of the first."""
@@ -50,25 +52,41 @@ class RingBuffer:
         """Number of rows, free ones included."""
         return len(self.lengths)
 
-    def resize(self, rows: int, positions: int) -> None:
+    def resize(self, rows: int, positions: int, kept: Sequence[int] | None = None) -> None:
         """Change the number of rows and positions, in one copy.
 
-        Rows beyond are dropped, new ones are free. The longest row must fit.
+        Args:
+            rows: afterwards; new ones are free.
+            positions: afterwards. The longest row that is kept must fit.
+            kept: rows that become the first ones, in order; None for the first `rows`.
         """
-        more = rows - self.rows
+        if kept is None:
+            kept = range(min(rows, self.rows))
         self.tensors = [
-            None if t is None else self._resized(t, rows, positions) for t in self.tensors
+            None if t is None else self._resized(t, rows, positions, kept) for t in self.tensors
         ]
-        self.lengths = self.lengths[:rows] + [0] * max(0, more)
+        self.lengths = [self.lengths[row] for row in kept] + [0] * (rows - len(kept))
+        self._fresh = set(range(len(kept), rows))
         if positions != self.positions:
-            self._next, self.positions = self.positions, positions
+            self._next, self.positions = min(self.positions, positions), positions
 
     def put(self, row: int, tensors: Sequence[Sequence[mx.array]]) -> None:
-        """Write a row: of each tensor its parts, `[1, heads, tokens, size]`, oldest first.
+        """Write a row: of each tensor its parts, `[1, heads, tokens, size]`, oldest first."""
+        self.wipe(row)
+        if tensors:
+            self.put_before(row, tensors)
+
+    def put_before(self, row: int, tensors: Sequence[Sequence[mx.array]]) -> None:
+        """Write tokens that come before those that a row has.
 
         Parts are written one by one: concatenating them first would copy each twice.
+
+        Args:
+            row: its number.
+            tensors: see `put`.
         """
-        self.lengths[row] = sum(part.shape[2] for part in tensors[0])
+        self._fresh.discard(row)
+        self.lengths[row] += sum(part.shape[2] for part in tensors[0])
         for index, parts in enumerate(tensors):
             held, start = self._held(index, parts[0]), self._next - self.lengths[row]
             for part in parts:
@@ -85,24 +103,27 @@ class RingBuffer:
         Evaluate what is computed from them before the next write, which would copy all rows
         otherwise.
         """
-        start = self._next - count
-        wrapped = [(start % self.positions, self.positions), (0, self._next)]
-        parts = wrapped if start < 0 else [(start, self._next)]
         return [
-            [t[row : row + 1, :, a:b] for a, b in parts if a < b]
+            [t[row : row + 1, :, a:b] for a, b in self._places(count)]
             for t in self.tensors
             if t is not None
         ]
 
+    def _places(self, count: int) -> list[tuple[int, int]]:
+        """Where the newest `count` positions lie, oldest first."""
+        start = self._next - count
+        if start >= 0:
+            return [(start, self._next)]
+        parts = [(start % self.positions, self.positions), (0, self._next)]
+        return [(a, b) for a, b in parts if a < b]
+
     def move(self, source: int, target: int) -> None:
         """Copy a row onto another one, and free it."""
-        self.wipe(target)
-        if self.lengths[source]:
-            held = self.take(source, self.lengths[source])
-            # A slice that is not evaluated would make each write a copy of all rows.
-            mx.eval(held)
-            self.put(target, [[tensor] for tensor in held])
-        self.lengths[target] = self.lengths[source]
+        held = self.take(source, self.lengths[source]) if self.lengths[source] else []
+        mx.eval(held)  # a slice that is not evaluated would make each write a copy of all rows
+        length = self.lengths[source]
+        self.put(target, [[tensor] for tensor in held])
+        self.lengths[target] = length
         self.free(source)
 
     def free(self, row: int) -> None:
@@ -115,6 +136,9 @@ class RingBuffer:
         A masked position has weight 0, but 0 times NaN is NaN: a NaN that one sequence left would
         be in all that the row's next sequence computes.
         """
+        self.lengths[row] = 0
+        if row in self._fresh:
+            return
         for tensor in self.tensors[self._dirty]:
             if tensor is not None:
                 tensor[row : row + 1] = 0
@@ -126,7 +150,7 @@ class RingBuffer:
     def clear(self) -> None:
         """Forget all rows, and free their memory."""
         self.tensors = [None] * len(self.tensors)
-        self.lengths = []
+        self.lengths, self._fresh = [], set()
         self.positions = self._next = 0
         self._drop_masks()
 
@@ -134,6 +158,7 @@ class RingBuffer:
         """Count a token more in every row; a full row loses its oldest token."""
         if self._next == self.positions:
             self._next = 0
+        self._fresh = set()
         self.lengths = [min(length + 1, self.positions) for length in self.lengths]
         self._drop_masks()
 
@@ -168,16 +193,21 @@ class RingBuffer:
         for row in set(range(self.rows)) - set(used):
             self.lengths[row] = 0
 
-    def _resized(self, tensor: mx.array, rows: int, positions: int) -> mx.array:
+    def _resized(
+        self, tensor: mx.array, rows: int, positions: int, kept: Sequence[int]
+    ) -> mx.array:
+        if list(kept) != list(range(len(kept))):
+            tensor = tensor[mx.array(list(kept))]
+        else:
+            tensor = tensor[: len(kept)]
         if positions == self.positions:
             return resized(tensor, rows)
         # Written in place, the oldest first: ordering them before takes one copy more.
-        kept = min(rows, tensor.shape[0])
         wide = mx.zeros((rows, tensor.shape[1], positions, tensor.shape[3]), tensor.dtype)
-        first = self.positions - self._next
-        if first:
-            wide[:kept, :, :first] = tensor[:kept, :, self._next :]
-        wide[:kept, :, first : self.positions] = tensor[:kept, :, : self._next]
+        start = 0
+        for a, b in self._places(min(self.positions, positions)):
+            wide[: len(kept), :, start : start + b - a] = tensor[:, :, a:b]
+            start += b - a
         return wide
 
     def _held(self, index: int, like: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The state of one running sequence: leased spans, own spans, and a suffix that grows."""
+"""The state of one running sequence: leased spans, and a suffix that grows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from ..memory_profile import Held
 from .non_trimmable import capture
 from .packed import PackedCheckpoint, pack, pack_suffix
 from .spans import LayerPrefix, PackedSpan, runs_of
-from .token_layer import Tensors, TokenLayerCache, TokenParts, in_parts
+from .token_layer import Tensors, TokenLayerCache, in_parts
 
 
 class SequenceCache:
@@ -24,7 +24,6 @@ class SequenceCache:
         number: its name in step plans.
         offset: number of tokens computed.
         leased: spans that it leases: the state of its first tokens.
-        packed: spans of its own, after them.
         layers: argument of the model, one entry a layer; empty while it has a slot.
         token_layers: those of its layer caches that are token-addressable.
         non_trimmable: the others.
@@ -38,23 +37,22 @@ class SequenceCache:
         self.number = number
         self.offset = offset
         self.leased = list(leased)
-        self.packed: list[PackedSpan] = []
         self.slot: int | None = None
         self.is_lost = False
         self.set_layers(layers)
         self._has_spans = bool(self.token_layers)
 
     @property
-    def prefix(self) -> list[PackedSpan]:
-        """Leased spans, then its own: all state that is no longer written."""
-        return [*self.leased, *self.packed]
+    def prefix(self) -> Sequence[PackedSpan]:
+        """Spans that it leases, for plans."""
+        return self.leased
 
     @property
     def suffix_length(self) -> int:
-        """Tokens after the prefix, whose state still grows."""
+        """Tokens after those that it leases."""
         if not self._has_spans:
             return 0
-        return self.offset - sum(span.length for span in self.prefix)
+        return self.offset - sum(span.length for span in self.leased)
 
     def advanced(self, tokens: int) -> None:
         """Add tokens that the model was just called with to the offset."""
@@ -108,14 +106,8 @@ class SequenceCache:
 
     def held(self) -> Held:
         """Memory of its own state outside of the batch."""
-        if not self.layers and not self.packed:
-            return Held(0, 0)  # true of most decoding sequences, twice a step
         arrays = [array for layer in self.layers for array in _arrays_of(layer)]
-        nbytes = sum(array.nbytes for array in arrays)
-        return Held(
-            nbytes + sum(span.nbytes for span in self.packed),
-            len(arrays) + sum(span.buffers for span in self.packed),
-        )
+        return Held(sum(array.nbytes for array in arrays), len(arrays))
 
     def lease(self, spans: Sequence[PackedSpan]) -> None:
         """Replace the leased spans by others of the same tokens, cut or merged."""
@@ -137,34 +129,12 @@ class SequenceCache:
         """Copy the non-trimmable layers at the present offset."""
         return checkpoint_of(self.offset, self.non_trimmable)
 
-    def add_packed(self, span: PackedSpan, merges: int) -> None:
-        """Have a span more of its own.
-
-        Args:
-            span: of the suffix's tokens.
-            merges: with how many of those before it it is merged, which copies all of them once.
-        """
-        self.packed.append(span)
-        merged, *following = self.packed[-1 - merges :]
-        if following:
-            merged.join(following)
-        for other in following:  # neighbours by now
-            merged = merged.merge(other)
-        self.packed[-1 - merges :] = [merged]
-
-    def take_packed(self, suffix: Sequence[Sequence[TokenParts]] | None = None) -> list[PackedSpan]:
-        """Hand over all that it does not lease, in order, in packed spans.
-
-        Follow it with `lease` and `restart_suffix`, or use the cache no more.
-
-        Args:
-            suffix: its suffix's tokens, where they lie elsewhere.
-        """
-        suffix = in_parts(self.suffix()) if suffix is None else suffix
-        parts, self.packed = self.packed, []
-        if suffix:
-            parts.append(pack_suffix(suffix))
-        return parts
+    def suffix_span(self, tokens: int | None = None) -> PackedSpan | None:
+        """Copy the suffix, or its last tokens, into a span; None if there are none."""
+        suffix = [] if tokens == 0 else self.suffix()
+        if tokens is not None:
+            suffix = [tuple(t[..., -tokens:, :] for t in tensors) for tensors in suffix]
+        return pack_suffix(in_parts(suffix)) if suffix else None
 
     @property
     def is_contiguous(self) -> bool:
@@ -178,12 +148,12 @@ class SequenceCache:
         """
         if self.is_contiguous:
             return
-        for layer in self.token_layers if self.prefix else ():
+        for layer in self.token_layers if self.leased else ():
             layer.make_contiguous()
         self.layers = [_in_one_piece(layer) for layer in self._segmented]
 
     def _read_prefix(self) -> None:
-        runs = runs_of(self.prefix)
+        runs = runs_of(self.leased)
         length = sum(run.length for run in runs)
         for index, layer in enumerate(self.token_layers):
             layer.set_prefix(LayerPrefix(runs, index), length)

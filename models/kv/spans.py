@@ -16,7 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
-from .token_layer import Tensors, starts
+from .token_layer import Tensors
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each layer, for each of its tensors: the packed array, and the row in it."""
@@ -170,7 +170,6 @@ class SpanRun:
     def __init__(self, storage: Storage, start: int, stop: int) -> None:
         self.length = stop - start
         self._layers: dict[int, Tensors] = {}
-        self._starts: dict[int, Tensors] = {}
         self.move(storage, start)
 
     @property
@@ -190,12 +189,6 @@ class SpanRun:
             self._layers[index] = self.storage.tensors(index, self.start, self.stop)
         return self._layers[index]
 
-    def start_of(self, index: int) -> Tensors:
-        """The first token of `layer`, `[1, heads, 1, size]` each: where it begins in memory."""
-        if index not in self._starts:
-            self._starts[index] = starts(self.layer(index))
-        return self._starts[index]
-
     def between(self, start: int, stop: int) -> "SpanRun":
         """The run of its tokens `[start, stop)`."""
         return self.storage.run(self.start + start, self.start + stop)
@@ -208,7 +201,7 @@ class SpanRun:
 
     def let_go(self) -> None:
         """Drop all references to arrays until the next read."""
-        self._layers, self._starts = {}, {}
+        self._layers = {}
 
 
 class PackedSpan:
@@ -350,6 +343,17 @@ def runs_of(spans: Sequence[PackedSpan]) -> list[SpanRun]:
         else:
             runs.append([span])
     return [spans[0].storage.run(spans[0].start, spans[-1].stop) for spans in runs]
+
+
+def runs_between(spans: Sequence[PackedSpan], start: int, stop: int) -> list[SpanRun]:
+    """Find tokens `[start, stop)` of consecutive spans, of which the first begins at 0."""
+    found, begin = [], 0
+    for run in runs_of(spans):
+        first, last = max(start - begin, 0), min(stop - begin, run.length)
+        if first < last:
+            found.append(run.between(first, last))
+        begin += run.length
+    return found
 
 
 class LayerPrefix(Sequence[Tensors]):

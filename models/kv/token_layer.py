@@ -36,7 +36,8 @@ class TokenLayerCache:
 
     def __init__(self, suffix: Any, prefix: Sequence[Tensors], length: int | None = None) -> None:
         self.suffix = suffix
-        self._copied = 0  # tokens of the suffix that are a copy of the prefix
+        self._contiguous = False  # the suffix has all tokens
+        self._copied = 0  # those of them that are leased, too
         self._fetched: Any = None
         self.withholds = False
         self.set_prefix(prefix, length)
@@ -48,8 +49,9 @@ class TokenLayerCache:
             prefix: the segments.
             length: their tokens; counted where it is not known. To count them looks at each.
         """
-        if self._copied:
-            return  # it is read from the copy
+        if self._contiguous:  # it is read from the copy
+            self._copied = sum(x[0].shape[-2] for x in prefix) if length is None else length
+            return
         self.prefix = prefix  # and no array of it: spans may move
         self._prefix_length = sum(x[0].shape[-2] for x in prefix) if length is None else length
 
@@ -66,12 +68,13 @@ class TokenLayerCache:
         self.suffix.keys, self.suffix.values = _pair(tuple(joined))
         self.suffix.offset = held
         self._copied, self._prefix_length, self.prefix = self._prefix_length, 0, ()
+        self._contiguous = True
         self._fetched = None
 
     def restart_suffix(self) -> None:
         """Start a new suffix; the prefix must hold the old one's tokens by now."""
         self.suffix = _like(self.suffix)
-        self._copied = 0
+        self._copied, self._contiguous = 0, False
         self._fetched = None
 
     @property
@@ -236,11 +239,3 @@ def in_one(parts: TokenParts) -> mx.array:
 def in_parts(layers: Sequence[Tensors]) -> list[list[TokenParts]]:
     """The tensors of layers, of which each lies in one piece, as parts."""
     return [[(tensor,) for tensor in tensors] for tensors in layers]
-
-
-def starts(tensors: Tensors) -> Tensors:
-    """The first token of the first row of a layer's tensors, without a copy.
-
-    Its strides are theirs: they say where the other rows and tokens are.
-    """
-    return tuple(tensor[:1, :, :1] for tensor in tensors)

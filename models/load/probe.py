@@ -38,6 +38,7 @@ _FORMAT = 8  # of what is kept
 _KEPT = ("batches", "mask_axes", "reads_parts", "head_known")
 
 _PROMPT = (6, 7, 8, 9, 10)
+_SHORT = 4  # own tokens of the first length class: a trial has several
 
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
@@ -194,10 +195,9 @@ def _head_known(trials: Trials, outputs: OutputRows) -> bool:
 def _together(trials: Trials, backend: Backend, trial: Trial, mask_axes: int) -> Outcome:
     """Decode as rows of one batch: logits `[steps, rows, V]`, and states."""
     layout, caches = trials.layout, trials.prefilled(trial)
-    # As little of their own as can be, so that rows read prefixes of their own, too.
-    rules = Rules(own=2, gathers=mask_axes > 0)
+    rules = Rules(least_class=_SHORT, gathers=mask_axes > 0)
     like = layout.open().layers
-    batch = BatchCache(like, backend, row_limit=rules.row_limit, mask_axes=mask_axes)
+    batch = BatchCache(like, backend, mask_axes=mask_axes)
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:

@@ -172,7 +172,9 @@ class Trials:
                     "serve such a model"
                 )
             checkpoint = cache.capture() if self.layout.has_checkpoints else None
-            self._prefixes[tokens] = cache.offset, cache.take_packed(), checkpoint
+            span = cache.suffix_span()
+            spans = [] if span is None else [span]
+            self._prefixes[tokens] = cache.offset, spans, checkpoint
         return self._prefixes[tokens]
 
 
@@ -196,10 +198,9 @@ def states_of(
         for layer in checkpoint.restore_all(cache.offset):
             recurrent = isinstance(layer, ArraysCache)
             states += [a for a in layer.cache if a is not None] if recurrent else in_order(layer)
-        spans = cache.take_packed() if placement is None else placement.take_packed(cache)
-        packed = [span.arrays for span in spans]
-        joined = [mx.concatenate(list(parts), axis=-2) for parts in zip(*packed, strict=True)]
-        states += joined if last is None else [a[..., -last[number] :, :] for a in joined]
+        span = cache.suffix_span() if placement is None else placement.suffix_span(cache)
+        packed = [] if span is None else span.arrays
+        states += packed if last is None else [a[..., -last[number] :, :] for a in packed]
     mx.eval(states)
     return states
 

@@ -14,19 +14,18 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.models.backends import Backend, choose
 from umbel.models.backends.prepare import prepare, restore
-from umbel.models.batch_planner import leave, pack
+from umbel.models.batch_planner import leave
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan
-from umbel.models.moves import Move
 from umbel.models.runner import ModelRunner
 
 from .. import zoo
 from ..shared import measured_once, shared_model
-from .steps import in_one_piece, run
+from .steps import run
 
 T = TypeVar("T")
 
@@ -37,8 +36,8 @@ NAMES = (
 )
 """Models of each kind that runs in batches."""
 
-PRIVATE = ("llama", "falcon_h1", "deepseek_v3", "gemma4_text", "llama_kv8")
-"""Models of each kind whose rows read private prefixes where they lie."""
+CLASSES = ("llama", "falcon_h1", "deepseek_v3", "gemma4_text", "llama_kv8")
+"""Models of each kind whose rows have length classes."""
 
 TOLERANCE = 1e-3
 """Of logits, whose standard deviation is about 2."""
@@ -73,8 +72,7 @@ class BatchFixture:
     Args:
         name: one of NAMES.
         seed: of all that is random.
-        own: tokens of its prefix's end, at most, that a row copies; None as usual.
-        limit: tokens of its own after which a row is packed; None as usual.
+        least_class: own tokens of a row in the first length class; None as usual.
         device: as which device to run; this one, unless one is given.
         overrides: entries of the model's config to change.
     """
@@ -84,8 +82,7 @@ class BatchFixture:
         name: str,
         seed: int = 0,
         *,
-        own: int | None = None,
-        limit: int | None = None,
+        least_class: int | None = None,
         device: Backend | None = None,
         **overrides: Any,
     ) -> None:
@@ -98,10 +95,8 @@ class BatchFixture:
         with measured_once(self.model):
             self.runner = ModelRunner(cast("Any", loaded))
         assert self.runner.batches
-        rules = self.runner.rules
-        own = rules.own if own is None else own
-        limit = rules.row_limit if limit is None else limit
-        self.runner.use(replace(rules, own=own, row_limit=limit))
+        if least_class is not None:
+            self.runner.use(replace(self.runner.rules, least_class=least_class))
         self.rng = random.Random(seed)  # noqa: S311  (not a secret)
         self.agents: list[Agent] = []
 
@@ -133,7 +128,7 @@ class BatchFixture:
     def store(self, agent: Agent) -> Branch:
         """Store all that an agent has, and have it start there anew."""
         checkpoint = self.captured(agent)
-        span = in_one_piece(self.placement.take_packed(agent.cache))
+        span = self.placement.suffix_span(agent.cache)
         spans = [*agent.cache.leased, *([] if span is None else [span])]
         self.placement.close(agent.cache)
         branch = Branch(list(agent.tokens), spans, checkpoint)
@@ -147,14 +142,14 @@ class BatchFixture:
     def leave_batch(self, agent: Agent) -> None:
         """Give an agent caches of its own, if it has a slot."""
         if agent.cache.slot is not None:
-            self._move(agent, leave(agent.cache, agent.cache.slot, self.runner.rules))
+            move = leave(agent.cache, agent.cache.slot)
+            self.placement.apply([move], {agent.cache.number: agent.cache})
 
-    def pack(self, agent: Agent) -> None:
-        """Make an agent's suffix a span."""
-        self._move(agent, pack(agent.cache, self.runner.rules))
-
-    def _move(self, agent: Agent, move: Move) -> None:
-        self.placement.apply([move], {agent.cache.number: agent.cache})
+    def publish(self, agent: Agent) -> None:
+        """Store what an agent has of its own, and have it lease that."""
+        span = self.placement.suffix_span(agent.cache)
+        if span is not None:
+            self.placement.replace_own(agent.cache, [*agent.cache.leased, span])
 
     def branch(self, length: int, after: Branch | None = None) -> Branch:
         """Compute and store a prompt that nobody goes on with."""

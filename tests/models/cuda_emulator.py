@@ -25,12 +25,6 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.attention import (
-    decode_kernel,
-    latent_kernel,
-    softmax_kernel,
-    split_kernel,
-)
 from umbel.models.backends import Backend
 from umbel.models.backends.cpu import CPU
 from umbel.models.backends.cuda import gated_delta, short_convolution
@@ -317,8 +311,7 @@ def _build(code: str, library: Path) -> None:
 
 def _forget() -> None:
     """Make kernels again when they are next used."""
-    attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
-    for module in (gated_delta, short_convolution, *attention):
+    for module in (gated_delta, short_convolution):
         module.kernel.cache_clear()
 
 

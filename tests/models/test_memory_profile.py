@@ -41,7 +41,7 @@ from .. import zoo
 from ..scenario.memory_tools import words, zoo_model
 from ..shared import measured_once
 from . import batch_fixture
-from .steps import in_one_piece, run
+from .steps import run
 
 NAMES = batch_fixture.NAMES
 """Of each kind of state."""
@@ -212,7 +212,7 @@ def stored(name: str, tokens: int) -> tuple[list[PackedSpan], PackedCheckpoint |
     cache = runner.open()
     prefill(runner, cache, tokens, 256)
     checkpoint = cache.capture() if cache.non_trimmable else None
-    span = in_one_piece(cache.take_packed())
+    span = cache.suffix_span()
     return [] if span is None else [span], checkpoint
 
 
@@ -238,7 +238,7 @@ def test_stored_tokens_take_their_bytes(name: str, tokens: int) -> None:
     runner = load(name)
     cache = runner.open()
     prefill(runner, cache, tokens)
-    span = in_one_piece(cache.take_packed())
+    span = cache.suffix_span()
     assert (0 if span is None else span.nbytes) == runner.profile.kept(tokens)
     assert (span is None) == (name in {"mamba2", "mamba"})
 

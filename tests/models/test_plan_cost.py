@@ -9,7 +9,7 @@ import pytest
 
 from umbel.models.runtime import resident_bytes
 
-from .batch_fixture import PRIVATE, Agent, BatchFixture, Branch, each
+from .batch_fixture import CLASSES, Agent, BatchFixture, Branch, each
 
 
 class Accountant(BatchFixture):
@@ -56,11 +56,11 @@ class Accountant(BatchFixture):
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [*each(range(2)), *[(name, seed) for name in PRIVATE for seed in (2, 3)]]
+    ("name", "seed"), [*each(range(2)), *[(name, seed) for name in CLASSES for seed in (2, 3)]]
 )
 def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
     """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
-    fixture = Accountant(name, seed, own=24, limit=48)
+    fixture = Accountant(name, seed, least_class=24)
     rng = fixture.rng
     branches = [Branch(), fixture.branch(rng.randrange(40, 120))]
 
@@ -72,7 +72,7 @@ def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
         if len(fixture.agents) < 7:
             fixture.come(rng.choice(branches), rng.choice([0, 1, 5, 33, 70]))
         agent = rng.choice(fixture.agents)
-        rng.choice([fixture.leave, fixture.leave_batch, fixture.pack, store])(agent)
+        rng.choice([fixture.leave, fixture.leave_batch, fixture.publish, store])(agent)
         some = [agent for agent in fixture.agents if rng.random() < 0.8]
         if some:
             fixture.decode(some, rng.randrange(1, 9))

@@ -159,7 +159,7 @@ def test_a_fault_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.Monkey
     with capture_logs() as logs:
         found = reason(model)
     assert found is not None
-    assert found.startswith("a fault of umbel's own, in umbel.models.kv.batch_cache: ")
+    assert found.startswith("a fault of umbel's own, in umbel.models.kv.length_classes: ")
     assert "'RingBuffer' object has no attribute 'end_step'" in found
     assert [line["reason"] for line in logs] == [found] * 3
 

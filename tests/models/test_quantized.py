@@ -16,13 +16,14 @@ from umbel.models.attention.quantized import BatchedQuantizedLayer
 from umbel.models.backends import Backend, choose
 from umbel.models.backends.metal import METAL
 from umbel.models.errors import NotBatchableError, UnsupportedCacheError
-from umbel.models.kv.batch_cache import BatchCache, Entering, order_of
+from umbel.models.kv.batch_cache import BatchCache, Entering
 from umbel.models.kv.layout import CacheLayout
+from umbel.models.kv.length_classes import LengthClasses
 from umbel.models.kv.packed import pack_suffix
-from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.kv.spans import PackedSpan, runs_of
-from umbel.models.kv.token_layer import QuantizedTokenLayerCache, in_parts
+from umbel.models.kv.token_layer import QuantizedTokenLayerCache, in_one, in_parts
 from umbel.models.load.loader import _try_quantized
+from umbel.models.moves import Arrange, ClassShape, Seat
 from umbel.models.params import KVQuantization
 
 from .. import zoo
@@ -73,7 +74,7 @@ def expected(queries: mx.array, pair: Pair, bits: int) -> mx.array:
 @by_bits
 @by_device
 def test_rows_attend_as_each_alone(bits: int, device: Backend) -> None:
-    """Over what they share, what one leases alone, and their own: in one batch, of all lengths."""
+    """Over what they share and their own, in one batch, in two length classes."""
     mx.random.seed(bits)
     lengths = (90, 71, 57, 9)  # tokens of each row, the step's included; the last is unused
     common = random_pair(50)
@@ -83,18 +84,16 @@ def test_rows_attend_as_each_alone(bits: int, device: Backend) -> None:
         keys, values = (mx.concatenate(list(both), axis=2) for both in joined)
         pairs[row] = keys, values
     leased = [span(common, 0, 20, bits), span(common, 20, 50, bits)]
-    single = [span(pairs[2], 0, 33, bits)]
     step = Step(device)
     step.shared = [(runs_of(leased), mx.array([0, 1]))]
-    step.private, step.of_private = {2: runs_of(single)}, order_of([2], 4)
-    buffer = RingBuffer(64, scores_masked=True)
-    layer = BatchedQuantizedLayer(step, buffer, 0, KVQuantization(bits, GROUP))
-    assert buffer.reserve(6) == 0
-    buffer.resize(4, 64)
-    for row, start in enumerate((50, 50, 33)):
+    rows = LengthClasses(scores_masked=True)
+    layer = BatchedQuantizedLayer(step, rows, 0, KVQuantization(bits, GROUP))
+    assert rows.reserve(6) == 0
+    rows.arrange(4, [ClassShape(32, 1, 32, ()), ClassShape(64, 2, 64, ())], {})
+    for row, (start, seat) in enumerate([(50, Seat(64, 0)), (50, Seat(32, 0)), (0, Seat(64, 1))]):
         own = part(pairs[row], start, lengths[row] - 1)
-        buffer.put(row, [[tensor] for tensor in held(own, bits)])
-    buffer.begin_step()
+        rows.put(row, seat, [[tensor] for tensor in held(own, bits)])
+    rows.begin_step()
     newest = [part(pair, length - 1, length) for pair, length in zip(pairs, lengths, strict=True)]
     keys, values = (mx.concatenate(list(each), axis=0) for each in zip(*newest, strict=True))
     queries = mx.random.normal((4, HEADS, 1, SIZE))
@@ -104,9 +103,10 @@ def test_rows_attend_as_each_alone(bits: int, device: Backend) -> None:
         alone = expected(queries[row : row + 1], pairs[row], bits)
         assert mx.abs(output[row] - alone[0]).max() < TOLERANCE, row
     layer.end_step()
-    buffer.end_step([0, 1, 2])
+    rows.end_step([0, 1, 2])
     kept = held(part(pairs[1], 50, lengths[1]), bits)
-    assert all(map(mx.array_equal, buffer.take(1, lengths[1] - 50), kept))
+    taken = [in_one(parts) for parts in rows.newest(1, lengths[1] - 50)]
+    assert all(map(mx.array_equal, taken, kept))
 
 
 @by_bits
@@ -130,21 +130,22 @@ def test_a_single_token_reads_segments_where_they_lie(bits: int, device: Backend
 def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
     """Scales and biases weigh, also those of tokens that are masked."""
     layout = CacheLayout(zoo.make("llama"), KVQuantization(8, 32))
-    batch = BatchCache(layout.open().layers, choose(), row_limit=64)
-    assert batch.suffixes is not None
-    batch.resize(1, 64, {})
+    batch = BatchCache(layout.open().layers, choose())
+    assert batch.own is not None
+    shapes = (ClassShape(64, 1, 64, ()),)
+    batch.arrange(Arrange(1, (), True, (), shapes, {}, 0))
     tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 2
     left = [[t if t.dtype == mx.uint32 else t + left_behind] for t in tensors]
-    batch.put(Entering(0, reused=False, suffix=left, layers=[]))
-    batch.put(Entering(0, reused=True, suffix=[], layers=[]))
-    assert all(not t.any() for t in batch.suffixes.tensors if t is not None)
+    batch.put(Entering(0, Seat(64, 0), own=left, layers=[]))
+    batch.put(Entering(0, Seat(64, 0), own=[], layers=[]))
+    assert all(not t.any() for t in batch.own.arrays())
 
 
 def test_a_model_that_attends_by_itself_is_no_batch() -> None:
     """What is gathered are plain arrays."""
     layout = CacheLayout(zoo.make("llama"), KVQuantization(8, 32))
     with pytest.raises(NotBatchableError, match="attends by itself"):
-        BatchCache(layout.open().layers, choose(), row_limit=64, mask_axes=4)
+        BatchCache(layout.open().layers, choose(), mask_axes=4)
 
 
 def test_layers_are_quantised_as_asked() -> None:

@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
                 held[:] = [*held, tokens[row]][-self.buffer.limit :] if row in tokens else []
             seen = step(self.buffer, tokens)
             for row in used:
-                assert sorted(seen[row]) == self.model[row]
+                assert sorted(seen[row]) == sorted(self.model[row])
 
     @precondition(lambda self: len(self.model) > 1)
     @rule(source=st.integers(0, 9), apart=st.integers(1, 9))
@@ -139,6 +139,26 @@ class Machine(RuleBasedStateMachine):
         row %= len(self.model)
         self.model[row] = []
         self.buffer.free(row)
+
+    @rule(row=st.integers(0, 9), share=st.floats(0, 1))
+    def put_before(self, row: int, share: float) -> None:
+        """Tokens that come before those of a row do not move these."""
+        row %= len(self.model)
+        tokens = self.fresh(round(share * (self.buffer.limit - len(self.model[row]))))
+        if tokens:
+            self.model[row] = tokens + self.model[row]
+            make_room(self.buffer, len(self.model[row]))
+            self.buffer.put_before(row, [[tensor] for tensor in tensors(tokens)])
+
+    @rule(kept=st.lists(st.integers(0, 5), unique=True, max_size=4), more=st.integers(0, 2))
+    def keep(self, kept: list[int], more: int) -> None:
+        """Rows that are kept become the first ones, in this order, in as few positions."""
+        kept = [row for row in kept if row < len(self.model)]
+        self.model = [self.model[row] for row in kept] + [[]] * more
+        self.model = [list(row) for row in self.model] or [[]]
+        longest = max(map(len, self.model))
+        positions = min(positions_for(max(longest, 1)), self.buffer.limit)
+        self.buffer.resize(len(self.model), positions, kept)
 
     @rule(rows=st.integers(1, 6))
     def resize(self, rows: int) -> None:

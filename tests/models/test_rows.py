@@ -1,14 +1,20 @@
 """Sequences as rows of a batch, on tiny real models, against mlx-lm's own caches."""
 
+import tempfile
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
 import pytest
 
-from umbel.models import batch_planner
+from umbel.models import batch_planner, runner
 from umbel.models.batch_planner import SHARED
 
-from .batch_fixture import NAMES, PRIVATE, Agent, BatchFixture, Branch, each
-from .steps import in_one_piece
+from ..shared import AS_GPU
+from .batch_fixture import CLASSES, NAMES, Agent, BatchFixture, Branch, each
+from .steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +29,8 @@ def schedule(fixture: BatchFixture, steps: int) -> None:
         if len(fixture.agents) < 7:
             fixture.come(rng.choice(branches), rng.choice([0, 1, 5, 33, 70]))
 
-    def pack(agent: Agent) -> None:
-        if agent.cache.slot is None:
-            fixture.pack(agent)
-
     operations: list[Callable[[Agent], object]] = [
-        *(come, come, pack, fixture.leave),
+        *(come, come, fixture.publish, fixture.leave),
         lambda agent: branches.append(fixture.store(agent)),
         fixture.leave_batch,
         lambda agent: agent.cache.make_contiguous(),
@@ -56,20 +58,18 @@ def test_any_schedule_of_rows_that_are_put_together() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", PRIVATE)
-def test_any_schedule_of_private_prefixes(name: str, seed: int) -> None:
-    """The same where rows copy little of what they lease, and are soon full."""
-    schedule(BatchFixture(name, seed, own=4, limit=24), 25)
+@pytest.mark.parametrize("name", CLASSES)
+def test_any_schedule_of_length_classes(name: str, seed: int) -> None:
+    """The same where rows soon move from one length class to the next."""
+    schedule(BatchFixture(name, seed, least_class=16), 25)
 
 
-@pytest.mark.parametrize(("own", "shared", "limit"), [(4, 2, 8), (0, 0, 3), (100, 100, 100)])
+@pytest.mark.parametrize(("least", "shared"), [(4, 2), (2, 0), (100, 100)])
 @pytest.mark.parametrize("name", ["llama", "falcon_h1"])
-def test_any_bounds(
-    name: str, own: int, shared: int, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_bounds(name: str, least: int, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same wherever the bounds lie between what is a row's own and what is read elsewhere."""
     monkeypatch.setattr(batch_planner, "SHARED", shared)
-    schedule(BatchFixture(name, 7, own=own, limit=limit), 15)
+    schedule(BatchFixture(name, 7, least_class=least), 15)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +105,7 @@ def test_a_state_is_read_in_its_seat(name: str) -> None:
         fixture.decode(steps=5)  # a capture changes nothing
         checkpoint = fixture.captured(first)
     tokens, leased = list(first.tokens), list(first.cache.leased)
-    span = in_one_piece(fixture.placement.take_packed(first.cache))
+    span = fixture.placement.suffix_span(first.cache)
     assert (span is None) == (not fixture.layout.has_spans)
     stored = Branch(tokens, leased + ([] if span is None else [span]), checkpoint)
     fixture.placement.close(first.cache)
@@ -117,21 +117,82 @@ def test_a_state_is_read_in_its_seat(name: str) -> None:
     fixture.check()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "gpt_oss"])
-def test_rows_are_sealed_at_the_limit(name: str) -> None:
-    """A row that is full becomes part of its prefix, and starts again; answers stay."""
-    fixture = BatchFixture(name, own=4, limit=8)
+def classes(fixture: BatchFixture) -> dict[int, list[int]]:
+    """Own tokens of the rows of each length class."""
+    found: dict[int, list[int]] = {}
+    rows = fixture.placement.own
+    assert rows is not None
+    for slot, seat in rows.seats.items():
+        found.setdefault(seat.limit, []).append(rows.length(slot))
+    return {limit: sorted(lengths) for limit, lengths in sorted(found.items())}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gpt_oss", "llama_kv8", "deepseek_v3"])
+def test_a_full_row_moves_to_the_next_class(name: str) -> None:
+    """Rows of one length share a buffer, which is at most twice as long as a row."""
+    fixture = BatchFixture(name, least_class=16)
     branch = fixture.branch(40)
-    for prompt in (0, 3, 4, 5):
+    for prompt in (1, 12, 13, 100):
         fixture.come(branch, prompt)
-    for step in range(30):
+    fixture.decode()
+    assert classes(fixture) == {16: [2, 13, 14], 128: [101]}
+    fixture.decode(steps=5)
+    assert classes(fixture) == {16: [7], 32: [18, 19], 128: [106]}
+    fixture.decode(steps=40)
+    assert classes(fixture) == {64: [47, 58, 59], 256: [146]}
+    fixture.check()
+
+
+def test_a_step_launches_as_many_operations_after_any_number_of_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Histories that grow by a span each turn are one piece in their rows."""
+    counted = list[int]()
+
+    def count(logits: mx.array, _: object) -> None:
+        counted.append(operations(logits))
+
+    monkeypatch.setattr(runner, "launch", count)
+    for turns in (1, 4, 10):
+        fixture = BatchFixture("llama", device=replace(AS_GPU, launches_layers=False))
+        system = fixture.branch(60)
+        for _ in range(4):
+            branch = system
+            for _ in range(turns):
+                branch = fixture.branch(5, branch)
+            fixture.come(branch, 1)
         fixture.decode()
-        assert max(fixture.batch._suffixes.lengths) <= 8, step
-    for agent in fixture.agents:
-        own = sum(span.length for span in agent.cache.prefix) - 40
-        assert own >= 16
-        assert own + agent.cache.suffix_length + 40 == len(agent.tokens)
-        assert len(agent.cache.prefix) <= 4, "small neighbours are joined"
+        run(fixture.runner, list(fixture.placement.sequences.values()), [1] * 4)
+    _, first, _, second, _, third = counted
+    assert 100 < first == second == third
+
+
+def operations(array: mx.array) -> int:
+    """Number of operations that an array is still to be computed by."""
+    with tempfile.TemporaryFile("w+") as file:
+        mx.export_to_dot(file, array)
+        file.seek(0)
+        return file.read().count("shape=rectangle")
+
+
+def test_what_becomes_shared_is_read_once() -> None:
+    """A row that copied what it read alone reads it with the others who come, and alone again."""
+    fixture = BatchFixture("llama")
+    branch = fixture.branch(200)
+    first = fixture.come(branch, 3)
+    other = fixture.come(prompt=7)
+    fixture.decode()
+    assert shared(fixture) == []
+    assert own(fixture) == [204, 8]
+    fixture.come(branch, 4)
+    fixture.decode()
+    assert shared(fixture) == [(200, {0, 2})]
+    assert own(fixture) == [5, 9, 5]
+    fixture.leave(first)
+    fixture.decode()
+    assert shared(fixture) == []
+    assert own(fixture) == [10, 206]
+    fixture.leave(other)
     fixture.check()
 
 
@@ -177,12 +238,13 @@ def test_nested_sharing(name: str) -> None:
 
 def own(fixture: BatchFixture) -> list[int]:
     """How many tokens each agent's row holds."""
-    lengths = fixture.batch._suffixes.lengths
-    return [lengths[cast("int", agent.cache.slot)] for agent in fixture.agents]
+    rows = fixture.placement.own
+    assert rows is not None
+    return [rows.length(cast("int", agent.cache.slot)) for agent in fixture.agents]
 
 
 def test_short_ends_are_copied() -> None:
-    """Of its prefix's end a row copies short segments, shared or not, and never a long one."""
+    """A row copies what it reads alone, and a short end of what is shared."""
     fixture = BatchFixture("llama")
     system = fixture.branch(60)
     short, long = fixture.branch(SHARED, system), fixture.branch(SHARED + 1, system)
@@ -191,21 +253,20 @@ def test_short_ends_are_copied() -> None:
     fixture.decode()
     assert own(fixture) == [SHARED + 2] * 2 + [2] * 2
     assert shared(fixture) == [(60, {0, 1, 2, 3}), (SHARED + 1, {2, 3})]
-    most = fixture.runner.rules.own
-    for length in (most - 1, most):
-        fixture.come(fixture.branch(length, system), 1)
+    fixture.come(fixture.branch(300, system), 1)
     fixture.decode()
-    assert own(fixture)[4:] == [most + 1, 2]
-    assert shared(fixture)[0] == (60, set(range(6)))
+    assert own(fixture)[4:] == [302]
+    assert shared(fixture)[0] == (60, set(range(5)))
     fixture.check()
 
 
-def test_sealing_in_a_seat() -> None:
-    """A sequence whose suffix is packed while it has a slot reads each of its tokens once."""
-    fixture = BatchFixture("llama", own=4, limit=8)
+def test_publishing_from_a_row() -> None:
+    """A sequence whose tokens are stored while it has a row reads each of them once."""
+    fixture = BatchFixture("llama", least_class=8)
     for _ in range(2):
         fixture.come(prompt=3)
     fixture.decode(steps=12)
-    fixture.pack(fixture.agents[0])
+    fixture.publish(fixture.agents[0])
     fixture.decode(steps=2)
+    assert own(fixture) == [17, 17]
     fixture.check()

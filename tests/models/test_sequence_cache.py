@@ -26,7 +26,6 @@ from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan
 
 from .. import zoo
-from .steps import in_one_piece
 
 HEADS, SIZE, WINDOW = 2, 32, 8
 
@@ -108,7 +107,7 @@ def raw(live: SequenceCache) -> list[Any]:
 
 def reopened(layout: CacheLayout, live: SequenceCache, spans: list[PackedSpan]) -> SequenceCache:
     """Store a live state and make it live again."""
-    span = in_one_piece(live.take_packed())
+    span = live.suffix_span()
     if span is not None:
         spans.append(span)
     checkpoint = live.capture() if layout.has_checkpoints else None
@@ -138,7 +137,7 @@ def test_stored_state_does_not_change(kind: str) -> None:
     layout = CacheLayout(Stack(*KINDS[kind]))
     live, spans = layout.open(), list[PackedSpan]()
     advance(live, list(range(WINDOW - 2)))
-    span = in_one_piece(live.take_packed())
+    span = live.suffix_span()
     spans = [] if span is None else [span]
     checkpoint = live.capture() if layout.has_checkpoints else None
     offset = live.offset
@@ -157,7 +156,7 @@ def test_spans_cut_and_join() -> None:
     live = layout.open()
     advance(live, list(range(40)))
     expected = raw(live)
-    span = in_one_piece(live.take_packed())
+    span = live.suffix_span()
     assert span is not None
     for at in (1, 13, 39):
         left, right = span.split(at)
@@ -211,7 +210,7 @@ def test_bytes_are_their_own() -> None:
     advance(live, list(range(3000)), 500)
     mx.synchronize()
     base = mx.get_active_memory()
-    span, checkpoint = in_one_piece(live.take_packed()), live.capture()
+    span, checkpoint = live.suffix_span(), live.capture()
     assert span is not None
     held = span.nbytes + checkpoint.nbytes
     assert abs(mx.get_active_memory() - base - held) < 0.03 * held + 64 * 1024
@@ -230,7 +229,7 @@ def test_few_buffers() -> None:
     layout = CacheLayout(Stack(*[KVCache] * 20, *[ring()] * 20, *[lambda: ArraysCache(2)] * 20))
     live = layout.open()
     advance(live, list(range(9)))
-    span = in_one_piece(live.take_packed())
+    span = live.suffix_span()
     assert span is not None
     assert len(span.arrays) == 8
     assert len(live.capture()._arrays) == 3
@@ -247,7 +246,7 @@ def test_sixteen_states_share_one_prefix() -> None:
         model(mx.array([tokens[start : start + 500]]), cache=live.layers)
         live.advanced(500)
         mx.eval(live.arrays())
-    span = in_one_piece(live.take_packed())
+    span = live.suffix_span()
     assert span is not None
     del live
     mx.clear_cache()

@@ -13,17 +13,22 @@ from umbel.models.errors import StateLostError
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.spans import PackedSpan, Storage
-from umbel.models.planned_for import Rules
 
 from .batch_fixture import NAMES, Agent, BatchFixture, Branch
 
 
 def overwrite(fixture: BatchFixture, row: int, value: float) -> None:
     """Set all that a row holds, in every layer."""
-    for buffer in fixture.batch._buffers:
+    rows = fixture.placement.own
+    for tensor in [t for buffer in fixture.batch.windows.values() for t in buffer.tensors]:
+        assert tensor is not None
+        tensor[row] = value
+    if rows is not None:
+        seat = rows.seats.get(row)
+        (buffer,) = [members.buffer for members in rows.members]
         for tensor in buffer.tensors:
             assert tensor is not None
-            tensor[row] = value
+            tensor[row if seat is None else seat.row] = value
     for layer in fixture.batch._non_trimmable:
         if isinstance(layer, BatchedRecurrentLayer):
             for array in layer.arrays():
@@ -90,14 +95,14 @@ def test_after_everybody_left(name: str) -> None:
     for _ in range(2):
         fixture.come(branch, 5)
     for _ in range(2):
-        fixture.come(fixture.branch(Rules().own, branch), 5)
+        fixture.come(fixture.branch(70, branch), 5)
     fixture.decode(steps=3)
     refs = [weakref.ref(span) for agent in fixture.agents for span in agent.cache.prefix]
     for agent in list(fixture.agents):
         fixture.leave(agent)
     assert (len(fixture.placement.sequences), fixture.batch.shape[0]) == (0, 0)
     assert fixture.batch.arrays() == []
-    assert [buffer.positions for buffer in fixture.batch._buffers if buffer.positions] == []
+    assert fixture.placement.own is None or fixture.placement.own.shapes == {}
     del agent, branch
     gc.collect()
     assert [ref() for ref in refs] == [None] * len(refs)
@@ -162,7 +167,7 @@ def test_who_fails_to_leave_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(MemoryError):
             fixture.decode()
     with pytest.raises(StateLostError):
-        fixture.placement.take_packed(leaver.cache)
+        fixture.placement.suffix_span(leaver.cache)
 
 
 def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,13 +182,13 @@ def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def long_prefix(fixture: BatchFixture) -> tuple[Branch, int]:
-    """A branch of 8,000 tokens without their computation, and its bytes."""
-    shape = (2 * len(fixture.batch._attending), 2, 8000, 32)
+    """A branch of 32,000 tokens without their computation, and its bytes."""
+    shape = (2 * fixture.batch.token_layers, 2, 32000, 32)
     keys = mx.random.normal(shape)
     mx.eval(keys)
-    places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(len(fixture.batch._attending)))
+    places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(fixture.batch.token_layers))
     span = PackedSpan(Storage([keys], places))
-    return Branch([0] * 8000, [span]), span.nbytes
+    return Branch([0] * 32000, [span]), span.nbytes
 
 
 def settled() -> int:
@@ -195,14 +200,14 @@ def settled() -> int:
     return mx.get_active_memory()
 
 
-def test_entering_copies_no_lease() -> None:
-    """Sitting down, standing up and decoding over 8,000 leased tokens copies none of them."""
+def test_entering_copies_nothing_that_is_shared() -> None:
+    """Entering, leaving and decoding over 32,000 tokens that others read, too, copies none."""
     fixture = BatchFixture("llama")
-    for _ in range(2):
-        fixture.come(prompt=1)
-    fixture.decode()
     branch, size = long_prefix(fixture)
-    for _ in range(3):
+    for _ in range(2):
+        fixture.come(branch, 1)
+    fixture.decode()
+    for _ in range(2):
         fixture.come(branch, 1)
         active = settled()
         fixture.decode()

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models.kv.spans import LayerPrefix, PackedSpan, Storage, runs_of
+from umbel.models.kv.alignment import aligned
+from umbel.models.kv.spans import LayerPrefix, PackedSpan, Storage, runs_between, runs_of
 
 PLACES = (((0, 0), (1, 0)), ((0, 1), (1, 1)))
 """Two layers of keys and values, of two sizes."""
@@ -158,3 +159,36 @@ def test_a_part_that_is_joined_with_nothing_is_copied() -> None:
     assert tokens(front)[:3] == [0, 1, 2]
     back.close()
     assert mx.get_active_memory() - base <= front.nbytes + 2 * 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("length", "stays", "rest"),
+    [(5, [], [5]), (64, [64], []), (65, [64], [1]), (72, [72], []), (133, [128], [5])],
+)
+def test_runs_are_cut_where_products_are_fast(
+    length: int, stays: list[int], rest: list[int]
+) -> None:
+    """The first part is a multiple, and no token is lost."""
+    span = stored(0, length)
+    (run,) = runs_of([span])
+    whole, rests = aligned([run], 64 if length < 72 else 8)
+    assert [part.length for part in whole] == stays
+    assert [part.length for part in rests] == rest
+    assert aligned([run], 1) == ([run], [])
+    read = mx.concatenate([part.layer(1)[0] for part in [*whole, *rests]], axis=2)
+    assert mx.array_equal(read, run.layer(1)[0])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
+def test_runs_between(lengths: list[int], data: st.DataObject) -> None:
+    """Any part of consecutive spans is found, wherever these are cut."""
+    spans, total = [], 0
+    for length in lengths:
+        spans.append(stored(total, length))
+        total += length
+    spans[:1] = spans[0].split(1) if lengths[0] > 1 else spans[:1]
+    start = data.draw(st.integers(0, total))
+    stop = data.draw(st.integers(start, total))
+    runs = runs_between(spans, start, stop)
+    found = [int(x) for run in runs for x in np.array(run.layer(0)[0])[0, 0, :, 0]]
+    assert found == list(range(start, stop))

@@ -2,20 +2,20 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.models.batch_planner import SHARED, pack
+from umbel.models.batch_planner import ONE_CLASS, SHARED
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
-from umbel.models.memory_profile import MemoryProfile, PlannedChunk, StateSizes
-from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
+from umbel.models.memory_profile import PlannedChunk
+from umbel.models.moves import Arrange, ClassShape, Enter, Leave, MakeContiguous, Seat, Share
 from umbel.models.planned_for import Rules
 from umbel.models.planner import plan_step
 from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan
-from umbel.models.transients import Transients
 
 
 @dataclass(eq=False)
@@ -32,7 +32,6 @@ class State:
     number: int
     offset: int
     prefix: list[Span] = field(default_factory=list)
-    packed: list[Span] = field(default_factory=list)
     slot: int | None = None
     is_contiguous: bool = False
     suffix_is_full: bool = False
@@ -46,7 +45,7 @@ class State:
 
 @dataclass
 class Buffer:
-    """Rows' tokens, in figures."""
+    """Rows' tokens in a window, in figures."""
 
     limit: int = 512
     positions: int = 0
@@ -54,22 +53,30 @@ class Buffer:
 
 
 @dataclass
+class OwnTokens:
+    """Rows' own tokens, in figures."""
+
+    seats: dict[int, Seat] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+
+    def length(self, slot: int) -> int:
+        """Own tokens of a row."""
+        return self.lengths[slot]
+
+
+@dataclass
 class Batch:
-    """Who is in a batch, in figures."""
+    """A batch, in figures."""
 
     sequences: dict[int, State] = field(default_factory=dict)
     rows: int = 0
-    suffixes: Buffer | None = field(default_factory=Buffer)
+    own: OwnTokens | None = field(default_factory=OwnTokens)
     windows: dict[int, Buffer] = field(default_factory=dict)
     groups: tuple[PrefixGroup, ...] | None = None
 
 
-PROFILE = MemoryProfile(
-    StateSizes(64, (), fixed=0, arrays=4, layers=2),
-    Transients(0.0, 100.0, 0.0, 0.0),
-    99,
-    contiguous=False,
-)
+LEAST = Rules().least_class
 
 
 def planned(
@@ -83,15 +90,24 @@ def planned(
 
 
 def in_batch(*states: State, rows: int = 0, positions: int = 64) -> Batch:
-    """A batch in which these have slots."""
-    batch = Batch(rows=rows or len(states), suffixes=Buffer(positions=positions))
+    """A batch in which these have slots, and seats in the first length class."""
+    batch = Batch(rows=rows or len(states), groups=())
+    assert batch.own is not None
+    batch.own.shapes[LEAST] = batch.rows, positions
     for slot, state in enumerate(states):
         state.slot = slot
         batch.sequences[slot] = state
-    assert batch.suffixes is not None
-    batch.suffixes.lengths = [s.suffix_length for s in states] + [0] * (batch.rows - len(states))
-    batch.groups = ()
+        batch.own.seats[slot] = Seat(LEAST, slot)
+        batch.own.lengths[slot] = state.suffix_length
     return batch
+
+
+def arranged(
+    rows: int, *shapes: ClassShape, seats: dict[int, Seat] | None = None, **more: Any
+) -> Arrange:
+    """An arrangement without windows, in which no row moves unless `more` says so."""
+    said: dict[str, Any] = {"renewed": False, "relocated": (), "moved": 0} | more
+    return Arrange(rows, (), shapes=shapes, seats=seats or {}, **said)
 
 
 def test_planning_needs_no_mlx() -> None:
@@ -108,31 +124,98 @@ def test_nobody_runs() -> None:
 
 
 def test_those_who_come_get_rows() -> None:
-    """Each the lowest free one; what they lease alone and is short is copied, and no more."""
-    shared, short, long = Span(SHARED + 1), Span(20), Span(300)
+    """Each the lowest free one; what it reads alone is copied, and what is shared is not."""
+    shared, short, long = Span(SHARED + 1), Span(20), Span(3000)
     states = [
         State(1, SHARED + 1 + 5, [shared]),
         State(2, SHARED + 1 + 20 + 3, [shared, short]),
-        State(3, SHARED + 1 + 300, [shared, long]),
+        State(3, SHARED + 1 + 3000, [shared, long]),
     ]
     call = planned(states)
+    first, second = ClassShape(LEAST, 2, 64, ()), ClassShape(4 * LEAST, 1, 3072, ())
     assert call.moves == (
-        Resize(3, 64, (), renewed=True),
-        Enter(1, 0, SHARED + 1 + 5, 0, 5, reused=False),
-        Enter(2, 1, SHARED + 1 + 20 + 3, 1, 23, reused=False),
-        Enter(3, 2, SHARED + 1 + 300, 0, 0, reused=False),
+        arranged(3, first, second, renewed=True),
+        Enter(1, 0, SHARED + 1 + 5, Seat(LEAST, 0), SHARED + 1, 5),
+        Enter(2, 1, SHARED + 1 + 20 + 3, Seat(LEAST, 1), SHARED + 1, 23),
+        Enter(3, 2, SHARED + 1 + 3000, Seat(4 * LEAST, 0), SHARED + 1, 3000),
     )
     assert call.kind is Kind.BATCH
-    assert (call.rows, call.slots, call.positions) == (3, (0, 1, 2), 64)
-    assert call.groups == (PrefixGroup((0, 1, 2), 0, 1), PrefixGroup((2,), 1, 2))
+    assert (call.rows, call.slots, call.context) == (3, (0, 1, 2), 3072)
+    assert call.groups == (PrefixGroup((0, 1, 2), 0, 1),)
     assert call.regroups
 
 
-def test_a_long_suffix_is_packed_on_the_way_in() -> None:
-    """It is then read where it lies, as a span of its own."""
-    call = planned([State(1, 257), State(2, 4)])
-    assert call.moves[1:3] == (Pack(1, 257, 0, 0), Enter(1, 0, 257, 0, 0, reused=False))
-    assert call.groups == (PrefixGroup((0,), 0, 1),)
+def test_a_row_reads_with_others_what_it_had_copied() -> None:
+    """It forgets its copy when another reads the same, and makes one when that has gone."""
+    branch = Span(300)
+    first, other, late = State(1, 304, [branch]), State(2, 9), State(3, 310, [branch])
+    batch = in_batch(first, other, positions=384)
+    assert batch.own is not None
+    batch.own.lengths[0] = 304
+    call = planned([first, other, late], batch)
+    assert call.moves == (
+        Share(1, 0, 300, 4),
+        arranged(3, ClassShape(LEAST, 3, 64, (0, 1)), seats=seats(2)),
+        Enter(3, 2, 310, Seat(LEAST, 2), 300, 10),
+    )
+    assert call.groups == (PrefixGroup((0, 2), 0, 1),)
+    batch = in_batch(first, other)
+    call = planned([first, other], replace(batch, groups=None))
+    assert call.moves == (
+        arranged(2, ClassShape(LEAST, 2, 384, (0, 1)), seats=seats(2)),
+        Share(1, 0, 0, 304),
+    )
+    assert call.groups == ()
+
+
+def seats(rows: int) -> dict[int, Seat]:
+    """Seats of so many rows in the first length class."""
+    return {slot: Seat(LEAST, slot) for slot in range(rows)}
+
+
+def test_a_row_that_becomes_short_moves_down() -> None:
+    """Where three quarters of its seat would be empty; and not before."""
+    branch = Span(5000)
+    state, other, late = State(1, 5001, [branch]), State(2, 9), State(3, 5002, [branch])
+    batch = in_batch(state, other)
+    assert batch.own is not None
+    batch.own.lengths[0], batch.own.seats[0] = 5001, Seat(8 * LEAST, 0)
+    batch.own.seats[1], batch.own.shapes = Seat(LEAST, 0), {LEAST: (1, 64), 8 * LEAST: (1, 6144)}
+    call = planned([state, other, late], batch)
+    assert call.moves[:2] == (
+        Share(1, 0, 5000, 1),
+        arranged(
+            3,
+            ClassShape(LEAST, 3, 64, (1,)),
+            seats={0: Seat(LEAST, 1), 1: Seat(LEAST, 0)},
+            moved=1,
+        ),
+    )
+
+
+def test_a_full_row_moves_up() -> None:
+    """It takes a seat in the next class, and no other row is copied."""
+    states = [State(1, LEAST), State(2, 9)]
+    batch = in_batch(*states, positions=LEAST)
+    call = planned(states, batch)
+    assert call.moves == (
+        arranged(
+            2,
+            ClassShape(LEAST, 2, LEAST, None),
+            ClassShape(2 * LEAST, 1, 3 * LEAST // 2, ()),
+            seats={0: Seat(2 * LEAST, 0), 1: Seat(LEAST, 1)},
+            moved=LEAST,
+        ),
+    )
+
+
+def test_a_model_that_puts_all_keys_together_has_one_class() -> None:
+    """However long its rows are; and each layer puts together what is shared and what is not."""
+    shared = Span(100)
+    states = [State(1, 5000, [shared]), State(2, 109, [shared])]
+    call = planned(states, rules=Rules(gathers=True))
+    assert call.moves[0] == arranged(2, ClassShape(ONE_CLASS, 2, 6144, ()), renewed=True)
+    assert call.gathered == 100 + 6144
 
 
 def test_a_steady_step_moves_nothing() -> None:
@@ -149,41 +232,8 @@ def test_rows_grow_before_they_are_full(tokens: int, positions: int) -> None:
     states = [State(1, tokens), State(2, 9)]
     before = max(64, 2 * tokens // 3 if tokens > 96 else tokens)
     call = planned(states, in_batch(*states, positions=before))
-    assert call.positions == positions
-    assert call.moves == (() if positions == before else (Resize(2, positions, ()),))
-
-
-def test_a_full_row_is_packed_and_merged_with_what_is_small() -> None:
-    """Sizes grow geometrically; the new span takes the place of those that went into it."""
-    leased, first, second = Span(1000), Span(600), Span(300)
-    full = State(1, 1900 + 512, [leased, first, second], [first, second])
-    states = [full, State(2, 5)]
-    call = planned(states, in_batch(*states, positions=512))
-    assert call.moves == (Pack(1, 512, 2, 1412),)
-    assert call.groups == (PrefixGroup((0,), 0, 2),)
-    short = planned(states, in_batch(*states, positions=512), Rules(longest=900))
-    assert short.moves == (Pack(1, 512, 1, 812),)
-    assert short.groups == (PrefixGroup((0,), 0, 3),)
-
-
-@pytest.mark.parametrize(
-    ("packed", "tokens", "merges", "merged"),
-    [
-        ([1100, 600], 512, 2, 2212),  # the upper one is not long beside both
-        ([1100, 1100], 512, 2, 2712),
-        ([4000, 1100], 512, 0, 0),
-        ([30, 1100], 512, 2, 1642),  # nor is one above one that is
-        ([150, 60], 40, 2, 250),  # what is short is merged whatever its size
-        ([200, 60], 10, 1, 70),
-    ],
-)
-def test_spans_of_its_own_stay_few(
-    packed: list[int], tokens: int, merges: int, merged: int
-) -> None:
-    """What is packed is merged from the highest span on that is not long beside what follows."""
-    spans = [Span(length) for length in packed]
-    state = State(1, sum(packed) + tokens, spans, spans)
-    assert pack(state, Rules()) == Pack(1, tokens, merges, merged)
+    grown = arranged(2, ClassShape(LEAST, 2, positions, (0, 1)), seats=seats(2))
+    assert call.moves == (() if positions == before else (grown,))
 
 
 def test_those_who_do_not_run_leave() -> None:
@@ -191,11 +241,11 @@ def test_those_who_do_not_run_leave() -> None:
     states = [State(n, 10) for n in range(4)]
     call = planned(states[2:], in_batch(*states[:2]))
     assert call.moves == (
-        Leave(0, 0, 10, 10, 0, 0),
-        Leave(1, 1, 10, 10, 0, 0),
-        Resize(2, 64, (), renewed=True),
-        Enter(2, 0, 10, 0, 10, reused=True),
-        Enter(3, 1, 10, 0, 10, reused=True),
+        Leave(0, 0, 10, 10),
+        Leave(1, 1, 10, 10),
+        arranged(2, ClassShape(LEAST, 2, 64, ()), renewed=True),
+        Enter(2, 0, 10, Seat(LEAST, 0), 0, 10),
+        Enter(3, 1, 10, Seat(LEAST, 1), 0, 10),
     )
 
 
@@ -206,7 +256,8 @@ def test_a_batch_shrinks_when_fewer_rows_are_enough() -> None:
     del batch.sequences[1], batch.sequences[2]
     left = [states[0], states[3]]
     call = planned(left, batch)
-    assert call.moves == (Relocate(3, 1), Resize(2, 64, ()))
+    shape = ClassShape(LEAST, 2, 64, (0, 1))
+    assert call.moves == (arranged(2, shape, relocated=((3, 1),), seats=seats(2)),)
     assert call.slots == (0, 1)
 
 
@@ -264,8 +315,14 @@ def test_windows_have_room_for_what_they_keep() -> None:
     batch = Batch(windows={100: Buffer(100), 40: Buffer(40)})
     rules = Rules(chunked=frozenset({40}))
     call = planned([State(1, 205), State(2, 81)], batch, rules)
-    assert dict(call.windows) == {100: 100, 40: 40}
-    assert dict(planned([State(1, 9), State(2, 3)], batch, rules).windows) == {100: 64, 40: 40}
+    assert windows(call) == {100: 100, 40: 40}
+    assert windows(planned([State(1, 9), State(2, 3)], batch, rules)) == {100: 64, 40: 40}
+
+
+def windows(call: Call) -> dict[int, int]:
+    """Positions of each window that a call arranges."""
+    (move,) = [move for move in call.moves if isinstance(move, Arrange)]
+    return dict(move.windows)
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
@@ -282,7 +339,7 @@ def test_a_single_sequence_stays_in_the_batch_where_memory_is_short() -> None:
     """It leaves for caches of its own, which takes a copy; without one it goes on as a row."""
     state = State(1, 20)
     batch = in_batch(state)
-    assert planned([state], batch).moves == (Leave(1, 0, 20, 20, 0, 0),)
+    assert planned([state], batch).moves == (Leave(1, 0, 20, 20),)
     sparing = plan_step([state], None, batch, Rules(), may_copy=False).decode
     assert sparing is not None
     assert (sparing.calls[0].kind, sparing.calls[0].moves) == (Kind.BATCH, ())

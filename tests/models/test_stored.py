@@ -21,7 +21,6 @@ from umbel.models.kv.stored import DiskCodec, Exported, load_checkpoint, load_sp
 
 from .. import zoo
 from ..scenario.memory_tools import words
-from .steps import in_one_piece
 
 PROMPT = words(150, "stored")
 _FP32_ONLY = {
@@ -69,7 +68,7 @@ class Stored:
         self.advance(live, PROMPT[:100])
         self.advance(live, PROMPT[100:])
         self.checkpoint = live.capture() if self.layout.has_checkpoints else None
-        self.span = in_one_piece(live.take_packed())
+        self.span = live.suffix_span()
 
     def advance(self, live: SequenceCache, tokens: list[int]) -> list[bytes]:
         """Advance a state; returns the logits' bits."""

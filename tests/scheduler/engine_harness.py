@@ -84,20 +84,25 @@ class EngineHarness(Bench):
     @classmethod
     @contextmanager
     def of(
-        cls, name: str, budget: int = 1 << 30, *, row: int = Rules().row_limit, exact: bool = False
+        cls,
+        name: str,
+        budget: int = 1 << 30,
+        *,
+        row: int = Rules().least_class,
+        exact: bool = False,
     ) -> Iterator[Self]:
         """Lend a harness, the same one as before unless something went wrong with that.
 
         Args:
             name: of the model.
             budget: bytes of cache.
-            row: tokens of its own after which a row of the batch is packed.
+            row: own tokens of a row in the first length class.
             exact: see `Engine`.
         """
         key = name, budget, row, exact
         harness = cls._made.pop(key, None) or cls(name, budget, exact=exact)
-        if harness.runner.rules.row_limit != row:
-            harness.runner.use(replace(harness.runner.rules, own=row // 2, row_limit=row))
+        if harness.runner.rules.least_class != row:
+            harness.runner.use(replace(harness.runner.rules, least_class=row))
         harness._before = mx.get_active_memory()  # of other harnesses too
         yield harness
         harness.close()

@@ -13,7 +13,7 @@ BUDGETS = (0, 400_000, 1 << 30)
 """Bytes of cache: none, room for about one prompt, and more than is needed."""
 
 ROWS = (8, 512)
-"""Tokens after which a row is packed: more than once in an answer, and never."""
+"""Own tokens of a row in the first length class: fewer than an answer has, and more."""
 
 PROMPTS = [
     [*SYSTEM[:shared], *words(own, f"{shared} {own}")]

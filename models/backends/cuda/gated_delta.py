@@ -13,9 +13,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import gated_delta
 
-from ...attention.kernel_source import WARP
-from ...attention.softmax_kernel import TYPES
-
+TYPES = (mx.bfloat16, mx.float16, mx.float32)
+WARP = 32
 _theirs = gated_delta.gated_delta_update
 _LANES = 4  # threads that have a row of the state
 _PACK = 8  # elements that a thread reads at once

@@ -11,8 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.convolution import Conv1d
 
-from ...attention.kernel_source import WARP
-from ...attention.softmax_kernel import TYPES
+from .gated_delta import TYPES, WARP
 
 _BLOCK = 128  # channels, a thread each
 _STRETCH = 8  # tokens that a thread computes: it reads each input once
