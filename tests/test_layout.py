@@ -83,10 +83,10 @@ ATTRIBUTES = {
 # The most lines of a folder's modules together: a reader has to hold them. Raise one only for what
 # is worth that.
 MOST_LINES = {
-    "cachestore": 5631,
+    "cachestore": 5_662,
     "models/estimate": 809,
     "models/text": 5709,
-    "scheduler": 3795,
+    "scheduler": 3_834,
 }
 # Names that say nothing, and so attract everything.
 NAMELESS = frozenset({"utils", "common", "helpers"})
