@@ -164,17 +164,17 @@ class Engine:
 
     def _start_one(self, ranking: Ranking, step: Step) -> bool:
         """Start the next sequence, and see to what those before it wait for."""
-        scheduler = self._scheduler
-        while True:
-            found = step.selection = scheduler.next_start(ranking, step.summary.reserved_for)
-            step.summary = step.summary._replace(reserved_for=found.reserved_for)
-            self._see_to(found.waiting)
-            if found.start is None:
-                scheduler.waiting.note(found.waits)
-                return False
-            if scheduler.start(found.start, self._known(found.start)):
-                self._begin(found.start, step)
-                return True
+        found = self._scheduler.next_start(ranking, step.summary.reserved_for)
+        step.selection = found
+        step.summary = step.summary._replace(reserved_for=found.reserved_for)
+        self._see_to(found.waiting)
+        if found.start is None:
+            self._scheduler.waiting.note(found.waits)
+            return False
+        if not self._scheduler.start(found.start, self._known(found.start)):
+            return False  # it has left the queue: the next step looks again
+        self._begin(found.start, step)
+        return True
 
     def _see_to(self, looks: Iterable[Look]) -> None:
         """Act on what sequences wait for."""
