@@ -84,8 +84,8 @@ ATTRIBUTES = {
 # is worth that.
 MOST_LINES = {
     "cachestore": 5_662,
-    "models/estimate": 809,
-    "models/text": 5709,
+    "models/estimate": 780,
+    "models/text": 5_656,
     "scheduler": 3_834,
 }
 # Names that say nothing, and so attract everything.

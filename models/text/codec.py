@@ -201,12 +201,9 @@ class TextCodec:
     def encode_conversation(
         self, conversation: Conversation, *, generation_prompt: bool = True
     ) -> list[int]:
-        """Render a conversation, its tools included, and encode the result.
+        """Render a conversation and encode the result; raise as `ChatTemplate.render` does.
 
         The template writes its own special tokens, so none are added.
-
-        Raises:
-            TemplateError: as `ChatTemplate.render`.
         """
         text = self.template.render(conversation, generation_prompt=generation_prompt)
         return self.encode(text, special_tokens=False)
@@ -271,10 +268,8 @@ class TextCodec:
     def detokenizer(
         self, visible: frozenset[int] = frozenset(), *, continues: bool = False
     ) -> Detokenizer:
-        """Start the incremental decoding of one answer.
+        """Start the incremental decoding of one answer, or of one that continues a text.
 
-        Args:
-            visible: special tokens that write their names, as `markup_tokens`.
-            continues: the answer goes on from a text, whose end its first blank follows.
+        Special tokens that are visible write their names.
         """
         return Detokenizer(self._token_bytes, visible, continues=continues)

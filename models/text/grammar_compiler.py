@@ -239,11 +239,7 @@ def _content(lark: Lark, constraint: Constraint, markers: Sequence[str]) -> str:
 
 
 def _rehearse(vocabulary: Any, reader: SchemaReader) -> None:
-    """Try the patterns of schemas one by one: some are too complex only once they are followed.
-
-    Raises:
-        GrammarError: one of them does not compile.
-    """
+    """Try the patterns of schemas one by one: some are too complex only once they are followed."""
     for number, (pattern, place) in enumerate(reader.patterns.items()):
         if number >= _MOST_PATTERNS:
             raise GrammarError(f"is one of over {_MOST_PATTERNS} patterns", place)
@@ -254,11 +250,7 @@ def _rehearse(vocabulary: Any, reader: SchemaReader) -> None:
 
 
 def _walk(parser: Any, place: str = "") -> None:
-    """Follow a few tokens, the same at every call.
-
-    Raises:
-        GrammarError: the grammar did not compile, or cannot be followed.
-    """
+    """Follow a few tokens, the same at every call; raise GrammarError where that fails."""
     for step in range(_STEPS):
         if parser.is_error() or parser.is_stopped():
             break

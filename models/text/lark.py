@@ -93,11 +93,7 @@ class Lark:
         return self._named("json", f"%json {json.dumps(as_document(schema, self.schemas))}")
 
     def pattern(self, pattern: str) -> str:
-        """Write a regular expression as a terminal.
-
-        Raises:
-            GrammarError: it is empty, too long, or ends in the middle.
-        """
+        """Write a regular expression as a terminal; raise GrammarError for one that is none."""
         if not pattern:
             raise GrammarError("the pattern is empty")
         if len(pattern) > _LONGEST:
@@ -111,11 +107,7 @@ class Lark:
         return f"/{llguidance.regex_to_lark(pattern, '')}/"
 
     def one_of(self, options: list[str]) -> str:
-        """Write a choice among texts.
-
-        Raises:
-            GrammarError: there are none, one is empty, or they are too many.
-        """
+        """Write a choice among texts; raise GrammarError for none, an empty one, or too many."""
         if not options or "" in options:
             raise GrammarError("a choice needs options, and an option cannot be empty")
         if len(options) > _MOST_OPTIONS or sum(map(len, options)) > _LONGEST:

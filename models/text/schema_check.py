@@ -176,11 +176,7 @@ class Scale:
         self._multiples = 0
 
     def weigh(self, schema: dict[str, Any], place: str) -> None:
-        """See that a schema is not too heavy, what is below it aside.
-
-        Raises:
-            GrammarError: it is.
-        """
+        """Raise GrammarError for a schema that is too heavy, what is below it aside."""
         weight = self._weight(schema, place, 0)
         for found, most, words in (
             (weight.names, _MOST_NAMES, "properties"),
@@ -266,11 +262,7 @@ def _is_slip(keyword: str, value: Any) -> bool:
 
 
 def check(schema: Any, place: str = "") -> None:
-    """See that a schema is one, in all its parts. It must have been measured.
-
-    Raises:
-        GrammarError: it is not; the place is where.
-    """
+    """Raise GrammarError for a part of a schema that is none. It must have been measured."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):

@@ -59,11 +59,7 @@ class References:
         return self.stand_alone or schema.keys() & EFFECTIVE == {"$ref"}
 
     def followed(self, schema: Any, place: str) -> Target:
-        """Follow references that say nothing besides, some of them one behind the other.
-
-        Raises:
-            GrammarError: one leads to no schema.
-        """
+        """Follow references that say nothing besides; raise GrammarError as `target` does."""
         target = Target(schema, place)
         for _ in range(LOOKED_THROUGH):
             if not self.is_reference(target.schema):

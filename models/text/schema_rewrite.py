@@ -81,11 +81,7 @@ class SchemaReader:
         return self.roots[-1]
 
     def note(self, rewritten: dict[str, Any], place: str) -> None:
-        """Remember where a schema stood.
-
-        Raises:
-            GrammarError: references lead to too many.
-        """
+        """Remember where a schema stood; raise GrammarError for too many."""
         self.noted.append((rewritten, place))
         if len(self.noted) > MOST_NODES:
             raise GrammarError("leads to too many schemas by way of references", place)

@@ -29,11 +29,7 @@ _UNIQUE = f"is supported only for a list of at most {_MOST_VALUES} values, given
 
 
 def check_pattern(pattern: str, place: str) -> None:
-    """Refuse a pattern that has look-around.
-
-    Raises:
-        GrammarError: it has.
-    """
+    """Raise GrammarError for a pattern that has look-around."""
     if any(found[0].startswith("(") for found in _TOKEN.finditer(pattern)):
         raise GrammarError("look-around is not supported", place)
 
@@ -42,7 +38,7 @@ def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[d
     """Write a schema's pattern and format into the one that is made of it.
 
     Returns:
-        the schemas in `allOf` that have what does not fit into one.
+        The schemas in `allOf` that have what does not fit into one.
 
     Raises:
         GrammarError: they are not supported.
@@ -73,22 +69,14 @@ def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[d
 
 
 def count(keyword: str, number: int, place: str) -> int:
-    """Cut what cannot be reached anyway to what the compiler takes.
-
-    Raises:
-        GrammarError: it is too large for a lower bound.
-    """
+    """Cut an upper bound to what the compiler takes; raise GrammarError for such a lower bound."""
     if number > _LONGEST and keyword.startswith("min"):
         raise GrammarError(f"is too large: at most {_LONGEST} is supported", place)
     return min(number, _LONGEST)
 
 
 def set_bounds(new: dict[str, Any], place: str) -> None:
-    """Write bounds as the compiler takes them: in doubles, never wider than they are.
-
-    Raises:
-        GrammarError: they are too large.
-    """
+    """Write bounds in doubles, never wider than they are; raise GrammarError for too large ones."""
     for side, way in (("Minimum", math.inf), ("Maximum", -math.inf)):
         plain, exclusive = side.lower(), f"exclusive{side}"
         if isinstance(new.get(exclusive), bool):  # draft 4's
@@ -111,11 +99,7 @@ def _as_double(bound: int, way: float, place: str) -> int:
 
 
 def check_values(new: dict[str, Any], place: str) -> None:
-    """See that values can be written, and names be counted.
-
-    Raises:
-        GrammarError: they cannot.
-    """
+    """Raise GrammarError for values that cannot be written, and names that cannot be counted."""
     keyword = "const" if "const" in new else "enum"
     _check_value(new.get(keyword), within(place, keyword))
     # Additional names may be repeated in a grammar, and then count once only.
