@@ -16,6 +16,7 @@ from umbel.models.backends import Backend, choose
 from umbel.models.backends.prepare import prepare, restore
 from umbel.models.batch_planner import leave
 from umbel.models.kv.batch_cache import BatchCache
+from umbel.models.kv.check import problems
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.placement import Placement
@@ -166,6 +167,7 @@ class BatchFixture:
             output = run(self.runner, [agent.cache for agent in chosen], tokens)
             logits = output.logits
             assert logits is not None
+            assert problems(self.placement, [agent.cache for agent in self.agents]) == []
             for number, agent in enumerate(chosen):
                 agent.logits[len(agent.tokens)] = logits[number]
                 agent.tokens.append(tokens[number])

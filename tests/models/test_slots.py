@@ -10,6 +10,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.errors import StateLostError
+from umbel.models.kv.check import problems
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.spans import PackedSpan, Storage
@@ -231,3 +232,33 @@ def test_steps_that_are_not_awaited_copy_no_row(name: str) -> None:
     fixture.decode(steps=6)
     mx.eval(fixture.batch.arrays())
     assert mx.get_peak_memory() - active < size / 4
+
+
+def test_a_token_in_two_places_is_found() -> None:
+    """Whatever is wrong with where tokens lie is said."""
+    fixture = BatchFixture("llama", least_class=16)
+    branch = fixture.branch(60)
+    for prompt in (3, 20, 7):
+        fixture.come(branch, prompt)
+    fixture.decode(steps=2)
+    rows, caches = fixture.placement.own, [agent.cache for agent in fixture.agents]
+    assert rows is not None
+    assert problems(fixture.placement, caches) == []
+    first, second, third = (cache.slot for cache in caches)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    rows.shorten(first, rows.length(first) - 1)
+    assert problems(fixture.placement, caches[:1]) == [
+        f"sequence {caches[0].number} has 4 tokens in its row, and 5 to have there",
+        f"sequence {caches[0].number} reads 60 tokens and has 4 in its row, of 65",
+    ]
+    rows.shorten(first, 66)
+    assert "has 66 tokens in its row" in problems(fixture.placement, caches[:1])[0]
+    rows.shorten(first, 5)
+    seat = rows.seats[second]
+    rows.seats[second] = rows.seats[third]
+    assert "two rows have one seat" in problems(fixture.placement, [])
+    rows.seats[second] = seat
+    caches[0].leased = [*caches[0].leased, *caches[0].leased]
+    assert "leases 55 tokens more than it has" in problems(fixture.placement, caches)[0]

@@ -21,6 +21,7 @@ from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.models.backends import Backend, choose
+from umbel.models.kv.check import problems as problems_of_state
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.outputs import ForwardOutput
@@ -224,6 +225,8 @@ class Bench:
             self.engine.step()
             self._collect(by_id, sequences)
             assert problems(self.cache) == [], step
+            caches = self.engine._kv_cache.caches.values()
+            assert problems_of_state(self.runner.placement, caches) == [], step
             if all(outcome.reason for outcome in outcomes):
                 break
         for outcome, sequence in zip(outcomes, sequences, strict=True):

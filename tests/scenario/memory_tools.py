@@ -28,6 +28,7 @@ from umbel.daemon.assembly import Assembly, assemble, open_folders
 from umbel.daemon.config import Settings
 from umbel.daemon.memory_budget import MemoryBudget
 from umbel.models.backends import Backend, choose
+from umbel.models.kv.check import problems as problems_of_state
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.params import Grammar, SamplingParams
@@ -285,6 +286,8 @@ class ServerFixture:
         """Do a step, and take in what it said. The cache is sound afterwards."""
         pace = self.engine.step()
         self.paces.append(pace)
+        placement, caches = self.assembly.runner.placement, self.engine._kv_cache.caches
+        assert problems_of_state(placement, caches.values()) == []
         for sequence, event in self.events:
             told = self.told[sequence.request.id]
             assert told.reason is None, "an event after the last one"

@@ -14,6 +14,7 @@ import pytest
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
+from umbel.models.kv.check import problems as problems_of_state
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.planned_for import Rules
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
@@ -180,6 +181,8 @@ class EngineHarness(Bench):
                     self._states[sequence.request.id] = opened
             self._events.clear()
             assert problems(self.cache) == []
+            caches = self.engine._kv_cache.caches.values()
+            assert problems_of_state(self.runner.placement, caches) == []
             assert set(self.slots()) <= set(self.running())
             leases = {id(sequence.lease) for sequence in self.engine._scheduler.running}
             assert {id(lease) for lease in self.cache.leases} == leases
