@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
-from enum import Enum, auto
+from collections.abc import Callable, Iterable
 
 from .formats import ToolFormat
 from .json_text import JsonSpan
@@ -13,12 +12,6 @@ _LONGEST_HEAD = 4096  # characters before the arguments of a call that is
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 _OPENED = re.compile(r"\s*(?=\{)")
 _BLANKS = re.compile(r"[ \t\r\n]*")
-
-
-class _Phase(Enum):
-    FIRST = auto()  # up to the first character that says whether it is JSON
-    JSON = auto()  # inside a JSON value
-    SEEK = auto()  # up to the end marker
 
 
 class StreamedArguments:
@@ -73,7 +66,7 @@ class OpenCall:
         self.form = form
         self.begin = begin
         self.refused = self.ended = False
-        self._phase = _Phase.FIRST
+        self._read_on: Callable[[OpenCall, str, int], int] = OpenCall._first
         self._parts: list[str] = []
         self._size = 0
         self._tail = ""  # the end of what was searched, as much as may begin the end marker
@@ -84,12 +77,7 @@ class OpenCall:
         """Read on from `text[start]`; return where the call, or the text, ends."""
         at = start
         while at < len(text) and not (self.ended or self.refused):
-            if self._phase is _Phase.FIRST:
-                end = self._first(text, at)
-            elif self._phase is _Phase.JSON:
-                end = self._json(text, at)
-            else:
-                end = self._seek(text, at)
+            end = self._read_on(self, text, at)
             self._parts.append(text[at:end])
             self._size += end - at
             at = end
@@ -132,26 +120,28 @@ class OpenCall:
         return len(text) if again < 0 else again
 
     def _first(self, text: str, at: int) -> int:
+        """Read up to the first character, which says whether it is JSON."""
         match = _BLANKS.match(text, at)
         at = match.end() if match else at
         if at < len(text):
             self.refused = self.form.only_json and text[at] not in "{["
-            self._phase = _Phase.JSON if text[at] in "{[" else _Phase.SEEK
+            self._read_on = OpenCall._json if text[at] in "{[" else OpenCall._seek
         return at
 
     def _json(self, text: str, at: int) -> int:
         end = self._span.feed(text, at)
         if self._span.done:
-            self._phase = _Phase.SEEK
+            self._read_on = OpenCall._seek
             self.ended = not self.form.end
         elif self._span.broken:
-            self._phase = _Phase.SEEK
+            self._read_on = OpenCall._seek
             # An end marker that was taken for part of a string has ended the call.
             read = "".join(self._parts) + text[at:end]
             self.refused = self.form.only_json or (bool(self.form.end) and self.form.end in read)
         return end
 
     def _seek(self, text: str, at: int) -> int:
+        """Read up to the end marker."""
         end, longest = self.form.end, max(0, len(self.form.end) - 1)
         limit = min(len(text), at + _MOST + 1 - self._size)
         if not end:

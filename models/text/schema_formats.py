@@ -17,16 +17,13 @@ _PREFIX4 = "(3[0-2]|[12]?[0-9])"
 _PREFIX6 = "(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
 
 
-def _ipv6() -> str:
-    """Eight groups of digits, of which `::` stands for one or more that are 0."""
-    group = "[0-9a-fA-F]{1,4}"
-    shortened = "|".join(_groups(group, left, 7 - left) for left in range(7 + 1))
-    return f"(({group}:){{7}}{group}|{shortened})"
+_GROUP = "[0-9a-fA-F]{1,4}"
 
 
-def _groups(group: str, left: int, right: int) -> str:
-    before = f"{group}(:{group}){{{left - 1}}}" if left else ""
-    after = f"({group}(:{group}){{0,{right - 1}}})?" if right else ""
+def _shortened(left: int) -> str:
+    """An address of which `::` stands for one or more groups that are 0."""
+    before = f"{_GROUP}(:{_GROUP}){{{left - 1}}}" if left else ""
+    after = f"({_GROUP}(:{_GROUP}){{0,{6 - left}}})?" if left < 7 else ""  # noqa: PLR2004
     return f"{before}::{after}"
 
 
@@ -51,10 +48,9 @@ def _multiples(bits: int) -> str:
 
 def _ipv6_network() -> str:
     """Addresses, and what begins with whole groups; the other groups are 0."""
-    group = "[0-9a-fA-F]{1,4}"
     options = [_IPV6, f"::/{_PREFIX6}"]
     for count, least in enumerate(_LENGTHS):
-        options.append(f"{group}(:{group}){{{count}}}::/({least}1[01][0-9]|12[0-8])")
+        options.append(f"{_GROUP}(:{_GROUP}){{{count}}}::/({least}1[01][0-9]|12[0-8])")
     return "|".join(options)
 
 
@@ -63,7 +59,7 @@ _LENGTHS = (
     "1[6-9]|[2-9][0-9]|", "3[2-9]|[4-9][0-9]|", "4[89]|[5-9][0-9]|", "6[4-9]|[7-9][0-9]|",
     "[89][0-9]|", "9[6-9]|",
 )  # fmt: skip
-_IPV6 = _ipv6()
+_IPV6 = f"(({_GROUP}:){{7}}{_GROUP}|{'|'.join(map(_shortened, range(8)))})"
 # Within the lengths that mail allows: 64 characters before the @, 254 in all.
 _ATOM = "[0-9A-Za-z!#$%&'*+/=?^_`{|}~-]"
 _LABEL = "[0-9A-Za-z](-?[0-9A-Za-z]){0,24}"
@@ -82,8 +78,6 @@ _OF_YEAR = "|".join(_duration(*"YMD"[i:]) for i in range(3))
 _DURATION = f"P(({_OF_YEAR})(T({_OF_DAY}))?|T({_OF_DAY})|{_NUMBER}W)"
 
 _UUID = "[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{}[0-9a-fA-F]{{3}}-{}[0-9a-fA-F]{{3}}-[0-9a-fA-F]{{12}}"
-
-
 _DIGESTS = {"md5": 32, "sha1": 40, "sha256": 64, "sha384": 96, "sha512": 128}
 
 _TEXTS = {
