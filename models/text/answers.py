@@ -52,26 +52,24 @@ class AnswerStore:
 
     Args:
         budget: bytes for all tenants together; an answer that exceeds it alone is not kept.
+
+    Attributes:
+        nbytes: about what the answers take in memory.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._answers: OrderedDict[_Key, Answer] = OrderedDict()
-        self._nbytes = 0
+        self.nbytes = 0
         self._lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """About what the answers take in memory."""
-        return self._nbytes
 
     def put(self, tenant: str, key: str, answer: Answer) -> None:
         """Remember an answer in place of an older one with the same key."""
         with self._lock:
             self._drop((tenant, key))
             self._answers[tenant, key] = answer
-            self._nbytes += answer.nbytes
-            while self._nbytes > self._budget:
+            self.nbytes += answer.nbytes
+            while self.nbytes > self._budget:
                 self._drop(next(iter(self._answers)))
 
     def find(self, tenant: str, messages: Sequence[Message]) -> dict[int, Answer]:
@@ -90,7 +88,7 @@ class AnswerStore:
 
     def _drop(self, key: _Key) -> None:
         if (answer := self._answers.pop(key, None)) is not None:
-            self._nbytes -= answer.nbytes
+            self.nbytes -= answer.nbytes
 
 
 class Lineage:

@@ -114,23 +114,15 @@ class ControlText:
         places = set[int]()
         if self._whole.search(text):
             places = {found.start() + 1 for found in self._starts.finditer(text)}
+        lengths = range(2, min(self._longest, len(text) + 1))
         if text[-2:] in self._last_two:
-            places.update(self._edges(text, self._heads, -1))
+            places.update(len(text) - n + 1 for n in lengths if text[-n:] in self._heads)
         if text[:2] in self._first_two:
-            places.update(self._edges(text, self._tails, 1))
+            places.update(n - 1 for n in lengths if text[:n] in self._tails)
         if not places:
             return text
         cuts = [0, *sorted(places), len(text)]
         return self._mark.join(text[a:b] for a, b in pairwise(cuts))
-
-    def _edges(self, text: str, halves: frozenset[str], side: int) -> Iterable[int]:
-        """Places inside the halves of names at a text's end, or at its beginning."""
-        most = min(self._longest - 1, len(text))
-        for n in range(2, most + 1):
-            if side < 0 and text[-n:] in halves:
-                yield len(text) - n + 1
-            elif side > 0 and text[:n] in halves:
-                yield n - 1
 
     def _folded(self, text: str) -> str:
         """A text as its normaliser writes it, if that has names which the text has not."""
