@@ -157,26 +157,7 @@ def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
-    """Whoever still has the job, as the writer has; its owner counts on the memory."""
-    with structlog.testing.capture_logs(), opened(tmp_path) as tier:
-        for folder in (tmp_path, tmp_path / "gone"):
-            tier.folder = folder
-            given = job()
-            assert tier.write(given)
-            (answer,) = results(tier)
-            assert (answer.record is None) == (folder != tmp_path)
-            assert given.payload.tensors == {}
-        assert tier.statistics().queued_bytes == 0
-    queue, waits = WriteQueue(1 << 20, 0.0, [], lambda _: None), job()
-    assert queue.write(waits)
-    queue.end(abandon=True)
-    assert [written.record for written in queue.completed()] == [None]
-    assert waits.payload.tensors == {}
-    assert queue.statistics().queued_bytes == 0
-
-
-def test_payloads_are_let_go_of(tmp_path: Path) -> None:
-    """Before it is told what came of them, and without a collection of garbage."""
+    """Written or not, without a collection of garbage: the owner counts on the memory."""
     alive: list[weakref.ref[object]] = []
 
     def watched(length: int) -> WriteJob:
@@ -187,17 +168,22 @@ def test_payloads_are_let_go_of(tmp_path: Path) -> None:
     gc.disable()
     try:
         with structlog.testing.capture_logs(), opened(tmp_path) as tier:
-            assert tier.write(watched(100))
-            assert tier.write(watched(99))  # not as long as it says
-            kept = [written.record is not None for written in results(tier)]
-            assert kept == [True, False]
-            assert not any(reference() is not None for reference in alive)
-            tier.folder = tmp_path / "gone"
-            assert tier.write(watched(100))
-            assert results(tier)[0].record is None
-            assert not any(reference() is not None for reference in alive)
+            for folder, length in ((tmp_path, 100), (tmp_path, 99), (tmp_path / "gone", 100)):
+                tier.folder, given = folder, watched(length)
+                assert tier.write(given)
+                (answer,) = results(tier)
+                assert (answer.record is not None) == (folder == tmp_path and length == 100)
+                assert given.payload.tensors == {}
+                assert not any(reference() is not None for reference in alive)
+            assert tier.statistics().queued_bytes == 0
     finally:
         gc.enable()
+    queue, waits = WriteQueue(1 << 20, 0.0, [], lambda _: None), job()
+    assert queue.write(waits)
+    queue.end(abandon=True)
+    assert [written.record for written in queue.completed()] == [None]
+    assert waits.payload.tensors == {}
+    assert queue.statistics().queued_bytes == 0
 
 
 def test_a_payload_of_no_use_is_the_owners_fault(tmp_path: Path) -> None:
