@@ -66,7 +66,7 @@ def fixture() -> TrieFixture:
 
 
 def test_match_follows_the_one_branch_as_far_as_it_goes(fixture: TrieFixture) -> None:
-    """A prompt that ends or diverges inside an edge is known up to there; an empty one is a root."""
+    """What ends or diverges inside an edge is known up to there; an empty trie is its root."""
     assert fixture.match([1, 2]) == fixture.match([]) == (fixture.trie.root, 0)
     stem = fixture.append(fixture.trie.root, [1, 2])
     left, right = fixture.append(stem, [3, 4, 5]), fixture.append(stem, [5, 6])
