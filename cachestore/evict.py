@@ -25,11 +25,8 @@ from .tries import Tries
 _PAYS_FOR = 64  # nodes visited by a pass for each node evicted, at most: this bounds the passes
 
 
-class Share(NamedTuple):
-    """Of memory or of the disk: bytes that a tenant keeps, and over which it goes first."""
-
-    floor: int
-    most: int | None
+# Of memory or of the disk: bytes that a tenant keeps, and those over which it goes first.
+Share = tuple[int, int | None]
 
 
 def stages(shares: Mapping[str, Share], room: int) -> list[dict[str, int]]:
@@ -39,14 +36,11 @@ def stages(shares: Mapping[str, Share], room: int) -> list[dict[str, int]]:
     needs room more than one that may come, the floors. Floors that exceed `room` together are
     scaled down to it.
     """
-    wanted = sum(share.floor for share in shares.values())
+    wanted = sum(floor for floor, _ in shares.values())
     scale = min(1.0, max(0, room) / wanted) if wanted else 0.0
-    floors = {tenant: int(share.floor * scale) for tenant, share in shares.items()}
-    most = {
-        tenant: max(share.most, floors[tenant])
-        for tenant, share in shares.items()
-        if share.most is not None
-    }
+    floors = {tenant: int(floor * scale) for tenant, (floor, _) in shares.items()}
+    limits = {tenant: most for tenant, (_, most) in shares.items() if most is not None}
+    most = {tenant: max(limit, floors[tenant]) for tenant, limit in limits.items()}
     last = [dict.fromkeys(floors, 0)] if any(floors.values()) else []
     return [*([most] if most else []), floors, *last]
 

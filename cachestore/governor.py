@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from .evict import (
-    Share,
-    evict_excess,
-    evictable,
-    forget_files,
-    persisted_victims,
-    rewrite_longer_files,
-    stages,
-    stored,
-)
+from . import evict
 from .ledger import NOTHING, Kind, Ledger, Size, max_copy_bytes
 from .trie import RadixTrie
 from .tries import Namespace, Tries
@@ -223,7 +214,7 @@ class Governor:
     def evictable(self, enough: Size | None = None) -> Size:
         """Size of state that is neither leased nor being written; counting stops at `enough`."""
         free = Size()
-        for size in chain.from_iterable(map(evictable, chain.from_iterable(self.pool.tries))):
+        for size in chain.from_iterable(map(evict.evictable, chain.from_iterable(self.pool.tries))):
             free += size
             if enough is not None and enough.within(free):
                 break
@@ -233,7 +224,7 @@ class Governor:
         """Evict the oldest state of all models until the budget has room for `need`."""
         over = need - self.pool.room
         excess = Size(max(0, over.nbytes), max(0, over.buffers))
-        self._evict(self.pool.tries, stored(self.pool.tries) - excess)
+        self._evict(self.pool.tries, evict.stored(self.pool.tries) - excess)
 
     def evict(self, budget: int, buffers: int = 1 << 62) -> None:
         """Page out or forget the model's oldest state until what is left is within the limits.
@@ -243,7 +234,7 @@ class Governor:
         self._evict([self._tries], Size(budget, buffers))
 
     def _evict(self, models: list[Tries], limit: Size) -> None:
-        if not stored(models).within(limit):
+        if not evict.stored(models).within(limit):
             self._evict_in_stages(models, limit)
         for tries in models:
             for trie in tries:
@@ -256,10 +247,10 @@ class Governor:
         for trie, tenant in owners.items():
             owned[tenant].append(trie)
         bounds = {tenant: self.pool.bounds(tenant) for tenant in owned}
-        shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
+        shares = {tenant: (bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
         on_disk = any(tries.files.counts for tries in models)
-        floored = any(share.floor for share in shares.values())
-        for kept in stages(shares, limit.nbytes):
+        floored = any(floor for floor, _ in shares.values())
+        for kept in evict.stages(shares, limit.nbytes):
 
             def excess(trie: RadixTrie, kept: Mapping[str, int] = kept) -> int:
                 tenant = owners[trie]
@@ -270,9 +261,9 @@ class Governor:
 
             is_last = floored and not any(kept.values())
             for persisted in (True, False) if on_disk else (False,):
-                if stored(models).within(limit):
+                if evict.stored(models).within(limit):
                     return
-                evict_excess(models, limit, excess, persisted=persisted, sparing=is_last)
+                evict.evict_excess(models, limit, excess, persisted=persisted, sparing=is_last)
 
     def forget_persisted(self, goal: int) -> int:
         """Forget the oldest files of all models until `goal` bytes are left; return how many nodes.
@@ -281,9 +272,9 @@ class Governor:
         """
         forgotten, models, owners = 0, self.pool.tries, self.pool.owners()
         bounds = {tenant: self.pool.bounds(tenant) for tenant in set(owners.values())}
-        shares = {tenant: Share(bound.floor, bound.disk) for tenant, bound in bounds.items()}
+        shares = {tenant: (bound.floor, bound.disk) for tenant, bound in bounds.items()}
         has_spans = {trie: tries.layout.spans for tries in models for trie in tries}
-        for kept in stages(shares, goal):
+        for kept in evict.stages(shares, goal):
 
             def wanted(trie: RadixTrie, kept: Mapping[str, int] = kept) -> bool:
                 tenant = owners[trie]
@@ -292,10 +283,10 @@ class Governor:
 
             if self.pool.stored_on_disk <= goal:
                 break
-            for victim in persisted_victims(filter(wanted, owners), wanted):
+            for victim in evict.persisted_victims(filter(wanted, owners), wanted):
                 if self.pool.stored_on_disk <= goal:
                     break
-                forget_files(victim.trie, victim.node, has_spans=has_spans[victim.trie])
+                evict.forget_files(victim.trie, victim.node, has_spans=has_spans[victim.trie])
                 forgotten += 1
         for tries in models:
             tries.drop_empty()
@@ -311,6 +302,6 @@ class Governor:
                     self._tries.evictions += 1
                     trie.shorten(node, node.start)
             trie.spans.trim()
-            rewrite_longer_files(trie)
+            evict.rewrite_longer_files(trie)
         self._tries.drop_empty()
         return forgotten

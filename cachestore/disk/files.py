@@ -118,13 +118,13 @@ def write_file(
             os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
             present = name
             os.fsync(folder_fd)
+            return written
         except BaseException:
             with suppress(OSError):  # the first error says more; the next start removes it
                 os.unlink(present, dir_fd=folder_fd)
             raise
     finally:
         os.close(folder_fd)
-    return written
 
 
 def _write_blocks(
@@ -202,14 +202,13 @@ def claim(folder: Path) -> int:
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BaseException as error:
         os.close(fd)
-        raise FolderInUseError(
-            f"the cache folder {folder} is in use: stop the other umbel, or give this one "
-            "another folder"
-        ) from None
-    except BaseException:
-        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            raise FolderInUseError(
+                f"the cache folder {folder} is in use: stop the other umbel, or give this one "
+                "another folder"
+            ) from None
         raise
     return fd
 
@@ -283,8 +282,9 @@ def verify_file(
     except MemoryError as error:
         raise UnreadableFileError(f"{path} cannot be read: out of memory") from error
     except OSError as error:
-        if _is_something_else(path):
-            raise DamagedFileError(f"{path} is no plain file") from error
+        with suppress(OSError):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                raise DamagedFileError(f"{path} is no plain file") from error
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror}") from error
 
 
@@ -318,10 +318,3 @@ def _metadata(path: Path, fd: int) -> dict[str, str]:
     except (ValueError, AttributeError) as error:
         raise DamagedFileError(f"{path} has no header") from error
     return metadata
-
-
-def _is_something_else(path: Path) -> bool:
-    try:
-        return not stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False

@@ -192,31 +192,27 @@ class PageOut:
 
     def _export(self, job: _Job, kind: RecordKind) -> Exported | None:
         """Have the codec hand state over; None where there is no room for its copy, or loan."""
-        node, span, checkpoint = job.node, job.node.span, job.node.checkpoint
-        if kind is RecordKind.SPAN and span is not None:
-            start = node.persisted_end - node.start
-            tokens = len(node.tokens)
-            if self._codec.copies:
-                nbytes = span.nbytes // span.length * (tokens - start)
-                if not self._count_copy(job, Size(nbytes, span.storage.buffers)):
-                    return None
-            elif not self._may_lend(span):
+        node = job.node
+        span = node.span if kind is RecordKind.SPAN else None
+        start, end = node.persisted_end - node.start, len(node.tokens)
+        if self._codec.copies:
+            size = size_of(node.checkpoint)
+            if span is not None:
+                nbytes = span.nbytes // span.length * (end - start)
+                size = Size(nbytes, span.storage.buffers)
+            if not self._make_room(size):
                 return None
-            else:
-                job.loan = Loan.of(span, self._cache.ledger)
-            return self._codec.export_span(span, start, tokens)
-        if not self._codec.copies:
-            job.whole = checkpoint
-        elif not self._count_copy(job, size_of(checkpoint)):
+            job.paging.set(size)
+            self._copied += size.nbytes
+        elif span is None:
+            job.whole = node.checkpoint
+        elif self._may_lend(span):
+            job.loan = Loan.of(span, self._cache.ledger)
+        else:
             return None
-        return self._codec.export_checkpoint(checkpoint)
-
-    def _count_copy(self, job: _Job, size: Size) -> bool:
-        if not self._make_room(size):
-            return False
-        job.paging.set(size)
-        self._copied += size.nbytes
-        return True
+        if span is None:
+            return self._codec.export_checkpoint(node.checkpoint)
+        return self._codec.export_span(span, start, end)
 
     def _may_lend(self, span: Span) -> bool:
         """Return True if little enough is lent: lent state frees nothing when the trie drops it."""

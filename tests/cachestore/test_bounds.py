@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from structlog.testing import capture_logs
 
-from umbel.cachestore.evict import Share, stages
+from umbel.cachestore.evict import stages
 from umbel.cachestore.governor import MemoryPool, TenantBounds
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.tries import Namespace
@@ -34,19 +34,19 @@ def flood(world: World, tenant: Namespace, prompts: int, length: int = 100) -> N
 
 def test_stages_take_from_the_greedy_first_and_from_floors_last() -> None:
     """A stage names who is taken from, and down to what."""
-    shares = {"a": Share(100, None), "b": Share(0, 300), "c": Share(50, 20)}
+    shares = {"a": (100, None), "b": (0, 300), "c": (50, 20)}
     assert stages(shares, 1000) == [
         {"b": 300, "c": 50},
         {"a": 100, "b": 0, "c": 50},
         {"a": 0, "b": 0, "c": 0},
     ]
-    assert stages({"a": Share(0, None)}, 1000) == [{"a": 0}], "without bounds it is one pass"
+    assert stages({"a": (0, None)}, 1000) == [{"a": 0}], "without bounds it is one pass"
     assert stages({}, 0) == [{}]
 
 
 def test_floors_over_the_room_are_scaled_down() -> None:
     """All by the same factor, and to nothing where there is no room."""
-    shares = {"a": Share(600, None), "b": Share(200, None)}
+    shares = {"a": (600, None), "b": (200, None)}
     assert stages(shares, 400)[0] == {"a": 300, "b": 100}
     assert stages(shares, 0) == stages(shares, -7) == [{"a": 0, "b": 0}]
 
