@@ -46,10 +46,10 @@ class Replay:
         if self._disk:
             self._page_in(prompt)
         lease = self.cache.begin(NAMESPACE, prompt)
-        if not self._governor.make_room(Size(lease.left, 1)):
+        if not self._governor.make_room(Size(lease.total - lease.cached, 1)):
             self.cache.governor.evict(0)
             self.over += 1
-        lease.publish(prompt, Pretended(lease.left))
+        lease.publish(prompt, Pretended(lease.total - lease.cached))
         if self._disk:
             self._write()
         return lease

@@ -1,1 +1,1 @@
-"""What is remembered of past requests, where, and in how many bytes."""
+"""State of past requests: where it is kept, and in how many bytes."""

@@ -8,6 +8,7 @@ from .ledger import Kind
 from .node import Totals, TrieNode, size_in_memory
 from .prefix_cache import PrefixCache
 from .record import digest
+from .spans import size_of
 from .state import Layout
 from .trie import RadixTrie
 
@@ -34,15 +35,9 @@ def examine(cache: PrefixCache) -> Iterator[list[str]]:
                 if not _has_gone(node)
                 for problem in _node_problems(node, cache.layout)
             ]
-        for of_trie in (_root_problems, _sum_problems, _dirty_problems, _storage_problems):
+        for of_trie in (_trie_problems, _storage_problems):
             yield [f"{where}: {problem}" for problem in of_trie(trie)]
-    for among in (
-        _retain_problems,
-        _lease_problems,
-        _shared_problems,
-        _file_problems,
-        _ledger_problems,
-    ):
+    for among in (_retain_problems, _lease_problems, _shared_problems, _sum_problems):
         yield list(among(cache))
 
 
@@ -51,47 +46,31 @@ def _has_gone(node: TrieNode) -> bool:
     return bool(first) and node.parent is not None and node.parent.children.get(*first) is not node
 
 
-def _root_problems(trie: RadixTrie) -> Iterator[str]:
-    root = trie.root
+def _trie_problems(trie: RadixTrie) -> Iterator[str]:
+    root, nodes, found = trie.root, set(trie.nodes()), Totals()
     if root.extents or root.span is not None or root.checkpoint is not None:
         yield "the root has state"
-
-
-def _sum_problems(trie: RadixTrie) -> Iterator[str]:
-    spans = checkpoints = 0
-    for node in trie.nodes():
-        spans += node.span.nbytes if node.span is not None else 0
-        checkpoints += node.checkpoint.nbytes if node.checkpoint is not None else 0
-    if (counted := _totals(trie)) != trie.totals:
-        yield f"the nodes add up to {counted} and {trie.totals} is counted"
-    if spans != trie.spans.size.nbytes:
-        yield f"spans hold {spans} bytes and {trie.spans.size.nbytes} are counted"
-    if checkpoints != trie.checkpoints.size.nbytes:
-        yield f"checkpoints hold {checkpoints} bytes and {trie.checkpoints.size.nbytes} are counted"
-
-
-def _dirty_problems(trie: RadixTrie) -> Iterator[str]:
-    nodes = set(trie.nodes())
-    for node in trie.persistence.dirty:
-        if node not in nodes:
-            yield f"node [{node.start}, {node.end}) waits to be written and is gone"
-
-
-def _totals(trie: RadixTrie) -> Totals:
-    found = Totals()
-    for node in trie.nodes():
+    for node in trie.persistence.dirty.keys() - nodes:
+        yield f"node [{node.start}, {node.end}) waits to be written and is gone"
+    for node in nodes:
         found.nodes += 1
         found.known_tokens += len(node.tokens)
         found.whole_states += node.checkpoint is not None
         found.stored_tokens += node.persisted_end - node.start
         found.held_bytes += size_in_memory(node).nbytes if node.ref_count else 0
-    return found
+    if found != trie.totals:
+        yield f"the nodes add up to {found} and {trie.totals} is counted"
+    spans, counted = size_of(*(node.span for node in nodes)).nbytes, trie.spans.size.nbytes
+    if spans != counted:
+        yield f"spans hold {spans} bytes and {counted} are counted"
+    whole, counted = size_of(*(n.checkpoint for n in nodes)).nbytes, trie.checkpoints.size.nbytes
+    if whole != counted:
+        yield f"checkpoints hold {whole} bytes and {counted} are counted"
 
 
 def _storage_problems(trie: RadixTrie) -> Iterator[str]:
     owners = {id(node.span): node for node in trie.nodes() if node.span is not None}
-    spans = [node.span for node in trie.nodes() if node.span is not None]
-    storages = {id(span.storage): span.storage for span in spans}.values()
+    storages = {node.span.storage for node in owners.values() if node.span is not None}
     for storage in storages:
         where = f"a storage of {storage.length} tokens"
         held = [owners.get(id(view)) for view in storage.views]
@@ -148,18 +127,14 @@ def _disk_problems(node: TrieNode, where: str) -> Iterator[str]:
         yield f"{where} is on disk and its parent is not"
 
 
-def _file_problems(cache: PrefixCache) -> Iterator[str]:
+def _sum_problems(cache: PrefixCache) -> Iterator[str]:
     uses: Counter[int] = Counter()
-    for trie in cache.tries:
-        for node in trie.nodes():
-            uses.update(extent.record.id for extent in node.extents)
-            if node.persisted_checkpoint is not None:
-                uses[node.persisted_checkpoint.id] += 1
+    for node in (node for trie in cache.tries for node in trie.nodes()):
+        uses.update(extent.record.id for extent in node.extents)
+        if node.persisted_checkpoint is not None:
+            uses[node.persisted_checkpoint.id] += 1
     if uses != cache.tries.files.counts:
         yield "files are used other than it is counted"
-
-
-def _ledger_problems(cache: PrefixCache) -> Iterator[str]:
     kv, held = cache.ledger.held(Kind.KV), cache.ledger.held(Kind.CHECKPOINT)
     captured = sum(c.checkpoint.nbytes for lease in cache.leases for c in lease.captured)
     every = [trie for tries in cache.pool.tries for trie in tries]

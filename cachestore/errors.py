@@ -1,4 +1,4 @@
-"""What can be wrong with the cache."""
+"""Errors of the cache."""
 
 
 class CacheError(Exception):

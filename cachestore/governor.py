@@ -36,47 +36,39 @@ _LEAST_SHARE = 8  # of the budget, one part in this many is used however short m
 log = structlog.get_logger()
 
 
-class Recency:
-    """Orders uses of state, of all models.
-
-    With a clock that counts up across restarts, recency is the time of a use, in its units; without
-    one it counts uses.
-    """
-
-    def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
-        self._tick = 0
-        self._clock = clock
-
-    def next(self) -> int:
-        """The recency of what is used now: more than that of all that was used before."""
-        self._tick = max(self._tick + 1, self._clock())
-        return self._tick
-
-    def remember(self, tick: int) -> None:
-        """Count on from what was used before a restart."""
-        self._tick = max(self._tick, tick)
-
-
 class MemoryPool:
     """Budget of all state, and its owners. Belongs to the MLX thread.
 
     Models come and go: the budget is what their weights leave. The part of it that is kept for
     copies is that of the smallest budget, so that a model's longest copy stays as long as it is.
+
+    Uses of state are ordered by their tick. With a `clock` that counts up across restarts it is the
+    time of the use, in its units; without one, ticks count uses.
     """
 
     def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
         self.ledger = Ledger()
-        self.recency = Recency(clock)
         self.tries: list[Tries] = []
         self.governors: list[Governor] = []
         self.busy: set[Governor] = set()  # those of models that have requests at work
         self.pins: list[Pins] = []
         self.least: int | None = None  # bytes that the budget never falls below, once known
         self.bounds: Bounds = lambda _: TenantBounds()
+        self._clock = clock
+        self._tick = 0
         self._floors = 0
         self._whole = Size()
         self._base = 0
         self._share = 1.0
+
+    def tick(self) -> int:
+        """The tick of a use now: later than all that was used before."""
+        self._tick = max(self._tick + 1, self._clock())
+        return self._tick
+
+    def remember(self, tick: int) -> None:
+        """Count on from a use before a restart."""
+        self._tick = max(self._tick, tick)
 
     def resize(self, budget: Size, least: int | None = None) -> None:
         """Set the budget, and the bytes that it never falls below: all of it without `least`."""

@@ -62,11 +62,6 @@ class Lease:
         self._account = cache.ledger.account(Kind.CHECKPOINT)
 
     @property
-    def left(self) -> int:
-        """Tokens of the prompt that are left to compute."""
-        return self.total - self.cached
-
-    @property
     def checkpoint(self) -> Checkpoint | None:
         """The whole state to restore from, if the stack needs one; a LeaseClosedError after close.
 
@@ -123,7 +118,7 @@ class Lease:
         """
         self._check()
         self._check_handover(tokens, span)
-        trie, tick = self.trie, self._cache.pool.recency.next()
+        trie, tick = self.trie, self._cache.pool.tick()
         insert(trie, tokens, self.held, span)
         for item in list(self.captured):
             if item.reason in SHARED and item.checkpoint.offset <= len(tokens):
@@ -200,7 +195,7 @@ class Lease:
                 self._check_handover(tokens, span)
                 unless_stored.pop_all()  # it changes hands, whatever happens next
             insert(trie, tokens, self.held, span)
-            tick = cache.pool.recency.next()
+            tick = cache.pool.tick()
             while self.captured:
                 attach(trie, tokens, self.captured.pop().checkpoint, tick)
             leaf = trie.prune(trie.match(tokens).node)
@@ -291,7 +286,7 @@ class PrefixCache:
         trie.retain(lease.deepest)  # and the root, which keeps the trie while nothing is in it
         self.leases.add(lease)
         try:
-            tick = self.pool.recency.next()
+            tick = self.pool.tick()
             if lease.resume.parent is not None:
                 trie.touch(lease.resume, tick)
             if point.holder is not None:
@@ -316,8 +311,8 @@ class PrefixCache:
         return self.tries.get(namespace._replace(base=shared.digest) if shared else namespace)
 
     def refresh(self, trie: RadixTrie, node: TrieNode) -> None:
-        """Have all of a node's state count as just used."""
-        tick = self.pool.recency.next()
+        """Refresh all of a node's state."""
+        tick = self.pool.tick()
         trie.touch(node, tick)
         trie.touch_checkpoint(node, tick)
 

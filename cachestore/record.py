@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 class RecordKind(Enum):
-    """What a file holds: the state of consecutive tokens, or all state at one offset."""
+    """Contents of a file: the state of consecutive tokens, or all state at one offset."""
 
     SPAN = "span"
     CHECKPOINT = "checkpoint"

@@ -41,7 +41,7 @@ class Shrink:
 
     @property
     def share(self) -> float:
-        """What may be used, as a part of the configured budget: 0.25 to 1."""
+        """Part of the configured budget that may be used: 0.25 to 1."""
         return self._percent / 100
 
     def observe(self, level: Pressure, now: float) -> float:

@@ -61,7 +61,7 @@ class Spans:
 
     @property
     def size(self) -> Size:
-        """What they take: what was given up is free once it is trimmed."""
+        """Size of all spans, and of those that were closed until they are trimmed."""
         return self._account.size
 
     def add(self, span: Span) -> None:
@@ -89,12 +89,12 @@ class Spans:
         return merged
 
     def join(self, spans: Sequence[Span]) -> None:
-        """Have consecutive spans lie in one storage: a copy of all that lies where they do."""
+        """Move consecutive spans to one storage: a copy of all that lies where they do."""
         with self._recounted(span.storage for span in spans):
             spans[0].join(spans[1:])
 
     def close(self, span: Span) -> None:
-        """Give a span up. Call `trim` when all that shall go has gone."""
+        """Close a span. Call `trim` after the last one that goes."""
         storage = span.storage
         is_last = len(storage.views) == 1
         with self._recounted([storage], gone=span):
@@ -105,7 +105,7 @@ class Spans:
             self._untrimmed[storage] = None
 
     def trim(self) -> None:
-        """Free what was given up, though others lie where it did: these are copied."""
+        """Free the memory of closed spans; others in the same storages are copied."""
         while self._untrimmed:
             storage, _ = self._untrimmed.popitem()
             with self._recounted([storage]):

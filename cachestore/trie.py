@@ -242,12 +242,12 @@ class RadixTrie:
 
     @staticmethod
     def touch(node: TrieNode, tick: int) -> None:
-        """Have a node's span count as used at a tick."""
+        """Note that a node's span was used at a tick."""
         node.last_used = tick
 
     @staticmethod
     def touch_checkpoint(node: TrieNode, tick: int) -> None:
-        """Have a node's checkpoint count as used at a tick, wherever it is."""
+        """Note that a node's checkpoint was used at a tick, wherever it is."""
         node.checkpoint_used = tick
 
     def nodes(self) -> Iterator[TrieNode]:

@@ -118,13 +118,13 @@ def write_file(
             os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
             present = name
             os.fsync(folder_fd)
-            return written
         except BaseException:
             with suppress(OSError):  # the first error says more; the next start removes it
                 os.unlink(present, dir_fd=folder_fd)
             raise
     finally:
         os.close(folder_fd)
+    return written
 
 
 def _write_blocks(

@@ -250,7 +250,7 @@ class DiskIndex:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the index is damaged, by what an attempt to write it has met."""
+    """True if an error of a write shows that the index is damaged."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
     return code & 0xFF in _DAMAGED
 

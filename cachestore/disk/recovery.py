@@ -59,7 +59,7 @@ def open_folder(folder: Path, fingerprint: str) -> Opened:
 
 
 def unusable(folder: Path, error: Exception) -> DiskTierError:
-    """Say why a folder cannot be used, and what to do."""
+    """Explain why a folder cannot be used, and what to do."""
     if isinstance(error, ForeignFolderError):
         return DiskTierError(
             f"the cache folder {folder} is not used: {error}; choose another one, or a new one "
@@ -72,7 +72,7 @@ def unusable(folder: Path, error: Exception) -> DiskTierError:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, without the numbers."""
+    """Text of an error, without the numbers."""
     if isinstance(error, OSError):
         said = error.strerror or str(error)
         return f"{said} ({error.filename})" if error.filename else said

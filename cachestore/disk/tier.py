@@ -105,11 +105,11 @@ class DiskTier(WriteQueue):
             self.call(partial(self._transact, partial(self._index.touch, used)))
 
     def pin(self, pin: Pin) -> None:
-        """Have the index remember a path, in place of the tenant's older one of that name."""
+        """Keep a pin in the index, in place of the tenant's older one of that name."""
         self.call(partial(self._transact, partial(self._index.pin, pin)))
 
     def unpin(self, name: str, tenant: str) -> None:
-        """Have the index forget a path."""
+        """Remove a pin from the index."""
         self.call(partial(self._transact, partial(self._index.unpin, name, tenant)))
 
     def verify(self, records: Sequence[Record]) -> Future[Verified]:

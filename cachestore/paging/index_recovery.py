@@ -93,5 +93,5 @@ def _place(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record) ->
         trie.persistence.add_extent(node, Extent(record, known, stop))
         trie.touch(node, record.used)
         known = stop
-    cache.pool.recency.remember(record.used)
+    cache.pool.remember(record.used)
     return node

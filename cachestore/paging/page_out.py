@@ -191,7 +191,7 @@ class PageOut:
         return taken
 
     def _export(self, job: _Job, kind: RecordKind) -> Exported | None:
-        """Have the codec hand state over; None where there is no room for its copy, or loan."""
+        """Hand state over by the codec; None where there is no room for its copy, or loan."""
         node = job.node
         span = node.span if kind is RecordKind.SPAN else None
         start, end = node.persisted_end - node.start, len(node.tokens)

@@ -104,7 +104,7 @@ class Conversation:
         prompt = (*self.history, *self.fresh(turn.message))
         boundaries = ((len(self.history), Reason.MESSAGE), (len(prompt) - 3, Reason.MESSAGE))
         sequence = PagedSequence(self.world, NAMESPACE, prompt, boundaries)
-        self.computed += sequence.lease.left + turn.answer
+        self.computed += sequence.left + turn.answer
         sequence.prefill().publish()
         sequence.decode(self.fresh(turn.answer)).finish()
         self.history = sequence.state[: len(sequence.state) - turn.dropped]

@@ -19,7 +19,7 @@ SYSTEM = tuple(range(40))
 def test_a_cold_request_restores_nothing(world: World) -> None:
     """A miss is a miss, and the prompt is computed from its start."""
     sequence = world.begin(SYSTEM)
-    assert (sequence.lease.matched, sequence.cached, sequence.lease.left) == (0, 0, 40)
+    assert (sequence.lease.matched, sequence.cached, sequence.left) == (0, 0, 40)
     assert sequence.lease.checkpoint is None
     sequence.fail()
 
@@ -55,7 +55,7 @@ def test_an_exact_repeat_computes_one_token(world: World) -> None:
     world.serve(SYSTEM, fresh(1, 20))
     for _ in range(2):
         repeat = world.begin(SYSTEM)
-        assert repeat.lease.left == 1
+        assert repeat.left == 1
         repeat.prefill().decode(fresh(1, 20)).finish()
         world.check()
 

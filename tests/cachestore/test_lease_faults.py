@@ -8,7 +8,7 @@ import pytest
 
 from umbel.cachestore import prefix_cache
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor, Recency
+from umbel.cachestore.governor import Governor, MemoryPool
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import Lease
@@ -28,7 +28,7 @@ PLACES = [
     (RadixTrie, "append"),
     (RadixTrie, "set_span"),
     (RadixTrie, "set_checkpoint"),
-    (Recency, "next"),
+    (MemoryPool, "tick"),
     (Lease, "_check_handover"),
     (Governor, "evict"),
     (PinnedPaths, "settle"),

@@ -6,7 +6,7 @@ import pytest
 
 from umbel.cachestore import check, prefix_cache, shared
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor, Recency
+from umbel.cachestore.governor import Governor, MemoryPool
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.shared import PinnedPaths, Pins
 from umbel.cachestore.trie import RadixTrie
@@ -22,7 +22,7 @@ PLACES: list[tuple[Any, str]] = [
     (RadixTrie, "prune"),
     (Governor, "evict"),
     (Governor, "clear"),
-    (Recency, "next"),
+    (MemoryPool, "tick"),
     (PinnedPaths, "put"),
     (PinnedPaths, "settle"),
 ]

@@ -48,7 +48,7 @@ def stored(count: int, spare: int) -> PlannerFixture:
     for number in range(count):
         tokens = as_tokens([2 * 10**9 + number, *range(EACH - 1)])
         node = trie.append(trie.root, tokens, FakeSpan(world.registry, tokens))
-        trie.touch(node, world.cache.pool.recency.next())
+        trie.touch(node, world.cache.pool.tick())
     nbytes = (world.cache.tries.size.nbytes + spare) * 16 // 15 + 16
     return PlannerFixture(world, nbytes=nbytes, buffers=1 << 40)
 
