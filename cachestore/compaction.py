@@ -52,7 +52,8 @@ def _highest(segments: list[list[TrieNode]], longest: int) -> int:
     """
     highest = joined = copied = 0
     for number, segment in enumerate(segments):
-        below, stored = joined, _stored(segment)
+        span, below = segment[0].span, joined
+        stored = 0 if span is None else span.storage.length
         joined += sum(len(node.tokens) for node in segment)
         copied += stored
         if copied > longest:
@@ -60,11 +61,6 @@ def _highest(segments: list[list[TrieNode]], longest: int) -> int:
         if 3 * stored <= 2 * joined or below + stored <= _ALWAYS:
             highest = number
     return highest
-
-
-def _stored(segment: list[TrieNode]) -> int:
-    span = segment[0].span
-    return 0 if span is None else span.storage.length
 
 
 def _merge(trie: RadixTrie, node: TrieNode, longest: int) -> None:

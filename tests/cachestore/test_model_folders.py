@@ -10,8 +10,7 @@ import pytest
 import structlog.testing
 
 from umbel.cachestore.disk.files import INDEX, LOCK, claim
-from umbel.cachestore.disk.model_folders import ModelFolders, stored_models
-from umbel.cachestore.disk.trimming import removal_order, trim
+from umbel.cachestore.disk.model_folders import ModelFolders, removal_order, stored_models, trim
 from umbel.cachestore.errors import FolderInUseError
 from umbel.cachestore.record import Pin, Record, RecordKind, hasher
 
