@@ -25,9 +25,8 @@ from ..errors import DamagedFileError, DiskTierError, UnreadableFileError
 from ..record import Pin, Record
 from .files import DIGEST, identity, new_name, verify_file, write_file
 from .index import is_damage
-from .queue import State, WriteJob, WriteQueue
+from .queue import State, Worker, WriteJob, WriteQueue
 from .recovery import open_folder, reason_of
-from .worker import Worker
 
 log = structlog.get_logger()
 

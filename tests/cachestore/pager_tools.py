@@ -16,9 +16,8 @@ from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens, path_tokens
-from umbel.cachestore.paging.index_recovery import recover_index
 from umbel.cachestore.paging.page_in import PageInStatus
-from umbel.cachestore.paging.pager import Pager
+from umbel.cachestore.paging.pager import Pager, recover_index
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.shared import PinnedPath, Pins

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from umbel.cachestore import check
 from umbel.cachestore.node import Tokens, as_tokens, path_tokens
-from umbel.cachestore.paging.index_recovery import recover_index
+from umbel.cachestore.paging.pager import recover_index
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind, digest, record_digest
 from umbel.cachestore.state import Layout
