@@ -33,10 +33,8 @@ from .times import Activity
 
 log = structlog.get_logger()
 
-# of the longest that a chunk may keep others waiting: for so long requests start in one step
-_STARTING = 0.1
-# steps after which it is decided again which sequence yields, though no request came or went
-_DRIFT = 16
+_STARTING = 0.1  # of the stall bound: for so long requests start in one step
+_DRIFT = 16  # steps after which it is decided again which sequence yields
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 

@@ -20,10 +20,8 @@ class EventChannel:
     """One request's events, in order, for one reader on the event loop: `limit` may wait for it."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        # when its `Finished` came, however late it is read; None before
-        self.finished_at: float | None = None
-        # what the request did and waited for; None before it was queued
-        self.times: Times | None = None
+        self.finished_at: float | None = None  # when its `Finished` came, however late it is read
+        self.times: Times | None = None  # the request's activities, once it was queued
         self._limit = limit
         self._clock = clock
         self._events: deque[Event] = deque()

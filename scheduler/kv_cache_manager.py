@@ -201,11 +201,7 @@ class KVCacheManager:
         return rest <= self._longest or self._may_store(rest)
 
     def give_copies_back(self) -> bool:
-        """Give back leases on state that rows have copied: it may be evicted from then on.
-
-        Returns:
-            False if there are none.
-        """
+        """Give back leases on state that rows have copied, if any: it may be evicted then."""
         given = False
         for sequence, cache in self.caches.items() if self._grid == 1 else ():
             lease = sequence.lease

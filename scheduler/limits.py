@@ -14,8 +14,7 @@ from .errors import (
 from .sequence import Sequence, SequenceStatus
 from .tenants import TenantUse
 
-# seconds that a refused client is asked to wait, where nothing is known of how long it takes
-RETRY_AFTER = 2
+RETRY_AFTER = 2  # seconds that a refused client waits, where nothing is known of how long it takes
 _TIMES_FREE = 8
 """How many times as many requests of a tenant may wait as places are free; see `check_waiting`.
 

@@ -15,8 +15,7 @@ from .sequence import Sequence
 from .statistics import MemoryUse
 
 _LEAST_CHUNK = 16  # tokens; chunks are not cut further, because what a chunk takes of its own stays
-# tokens of its answer for which each running sequence must have room when another starts
-_GROWTH = 256
+_GROWTH = 256  # tokens for which each running sequence must have room when another starts
 
 
 class Affordable(NamedTuple):

@@ -36,9 +36,7 @@ from typing import NamedTuple
 
 from .tenants import Share
 
-# tenants without requests whose service is kept. A forgotten one loses its service above the
-# floor
-_REMEMBERED = 1024
+_REMEMBERED = 1024  # tenants without requests whose service above the floor is kept
 
 
 class Priority(enum.IntEnum):
@@ -69,9 +67,7 @@ class Candidate(NamedTuple):
 class Policy(NamedTuple):
     """The order's constants."""
 
-    # tokens per weight by which a tenant may be ahead of the least served one. More of it finds
-    # longer prefixes, less of it keeps tenants closer together
-    quantum: float = 4096
+    quantum: float = 4096  # tokens per weight by which a tenant may be ahead of the least served
     patience: int = 16  # one of so many requests that a tenant starts is its oldest; at least 1
     looks: int = 64  # the most requests whose cached prefix a decision asks for
 

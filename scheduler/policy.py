@@ -21,10 +21,8 @@ _LESS_URGENT = 4096  # tokens by which a prompt of priority `batch` counts as lo
 class Call(NamedTuple):
     """One call of the model."""
 
-    # that take part: each gets a token, or the one's prompt advances
-    sequences: tuple[Sequence, ...]
-    # the offset up to which the prompt advances, exclusive; None for a decode
-    end: int | None = None
+    sequences: tuple[Sequence, ...]  # each gets a token, or the one's prompt advances
+    end: int | None = None  # offset to which the prompt advances, exclusive; None for a decode
 
     @property
     def tokens(self) -> int:
@@ -42,8 +40,7 @@ class Batch(NamedTuple):
 
     decode: Call | None = None  # a token for each sequence that is past its prompt, or None
     prefill: Call | None = None  # a chunk of a prompt, or None
-    # number of further sequences that will soon decode: a chunk is left of their prompts
-    coming: int = 0
+    coming: int = 0  # further sequences that decode soon: a chunk is left of their prompts
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -55,12 +52,8 @@ class ChunkSize(NamedTuple):
     """The length of chunks, in tokens."""
 
     most: int  # of a chunk
-    # chunks end on its multiples, so that the same prompt is computed in the same chunks, whatever
-    # was cached
-    grid: int = 1
-    # of a chunk that completes its prompt, at most: a model that computes the logits of all tokens
-    # of such a call needs it short
-    completing: int = 1 << 62
+    grid: int = 1  # chunks end on its multiples: they are the same whatever was cached
+    completing: int = 1 << 62  # of a chunk that completes its prompt, at most, as all have logits
 
 
 def plan(

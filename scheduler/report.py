@@ -10,8 +10,7 @@ from .memory import MemoryPlanner
 from .sequence import Sequence
 from .statistics import EngineStatistics, describe
 
-# seconds after which the cache is described again; at the end of a request it always is
-_DESCRIBED_EVERY = 1.0
+_DESCRIBED_EVERY = 1.0  # seconds; at the end of a request the cache always is
 
 
 class EngineReport:

@@ -38,11 +38,9 @@ class Selection(NamedTuple):
     """The answer of `select`."""
 
     start: Sequence | None = None  # the sequence that starts next, or None
-    # the sequence that lacks memory and that none may overtake, or None
-    short: Sequence | None = None
+    short: Sequence | None = None  # the sequence that lacks memory: none may overtake it
     waiting: tuple[Look, ...] = ()  # looks at the candidates before that one, or at all
-    # the sequence for which another one has yielded, if it still waits
-    reserved_for: Sequence | None = None
+    reserved_for: Sequence | None = None  # another one has yielded for it, and it still waits
 
     @property
     def waits(self) -> dict[Sequence, Activity]:
@@ -112,10 +110,8 @@ class Yielding(NamedTuple):
     """Which running sequence gives its slot to which waiting one."""
 
     victim: Sequence | None = None  # the former, or None
-    # the latter, for which the slot is reserved; None without a victim
-    claimant: Sequence | None = None
-    # looks at sequences that had a slot to take, and could not start
-    waiting: tuple[Look, ...] = ()
+    claimant: Sequence | None = None  # the latter, for which the slot is reserved
+    waiting: tuple[Look, ...] = ()  # looks at sequences that had a slot to take
     is_fair: bool = True  # no tenant had a slot to take
 
 
@@ -148,8 +144,6 @@ class Scheduler:
         self._memory = memory
         self._max_batch = max_batch
         self._prefills = PrefillShares()
-
-    # -- questions ---------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
@@ -232,8 +226,6 @@ class Scheduler:
     def prompt_precedence(self) -> dict[str, float]:
         """Whose prompts come first; see `PrefillShares`."""
         return self._prefills.precedence(self.running, self._prompt_weights())
-
-    # -- acts --------------------------------------------------------------------------
 
     def start(self, sequence: Sequence, known: Known) -> bool:
         """Let a chosen sequence run, charged for the rest of its prompt; False if it left."""

@@ -59,8 +59,7 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.cancelled = False  # set by other threads; read at the next step
         self.output: list[int] = []  # token ids of the answer so far
-        # place of the next token among those sampled last, while it is not read
-        self.pending: int | None = None
+        self.pending: int | None = None  # place of the unread token among those sampled last
         self.num_computed_tokens = 0  # tokens, from the first, whose state the model holds
         self.num_retries = 0  # restarts after a call that failed for several sequences
         self.started: Started | None = None  # the event of its first start; None before

@@ -33,9 +33,7 @@ class RequestStatistics(SequenceStatistics, frozen=True):
 class MemoryUse(msgspec.Struct, frozen=True):
     """The ledger, in bytes; `buffers` counts allocations."""
 
-    # what all of it may take at present; less than was configured while the system is short of
-    # memory
-    budget: int = 0
+    budget: int = 0  # what all may take at present; less while the system is short of memory
     kv: int = 0  # of stored and leased tokens
     checkpoint: int = 0  # of whole states, stored or captured
     tail: int = 0  # what running sequences have of their own
@@ -51,8 +49,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     # that steps took, each from the end of the one before where requests ran
     step_seconds: float = 0.0
-    # the engine's clock at the end of the last step, or when work came to an idle engine, in
-    # seconds
+    # the engine's clock, in seconds, after the last step, or when work came to an idle engine
     last_step_at: float = 0.0
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0

@@ -24,8 +24,7 @@ class Terms(NamedTuple):
     weight: float = 1.0  # its share, positive
     running: int | None = None  # the most requests of it that run at once
     waiting: int | None = None  # the most requests of it that wait
-    # the most tokens that it is charged in a minute, in the long run
-    tokens_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # the most that it is charged for, in the long run
 
 
 class Share(NamedTuple):
