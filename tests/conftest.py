@@ -147,7 +147,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not _uses_smollm2(item))
     for item in items:
         parameters = getattr(item, "callspec", None)
-        if parameters is not None and parameters.params.get("name") in TWINS:
+        of_a_twin = parameters is not None and parameters.params.get("name") in TWINS
+        if of_a_twin and not item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.slow)
     # Where all files are collected: none of them would be missed where some are.
     for path in {item.path for item in items if item.get_closest_marker("slow")}:

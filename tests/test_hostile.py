@@ -15,10 +15,7 @@ from attacks import GARBAGE
 
 from .tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = Path(__file__).parent.parent / "benchmarks" / "hostile.py"
-CONNECTIONS = 10_000  # or what the limit of open files leaves
 CACHE_MIB = 64
 BODIES_MIB = 256  # what all bodies in flight may take, by default
 # A body may be there twice, when its pieces are joined or it is decoded; what else serving
@@ -56,11 +53,18 @@ class Attacked:
         assert "Traceback" not in self.log
 
 
-def attack(folder: Path, kinds: str, seconds: int) -> Attacked:
-    """Attack a daemon in some ways."""
+def attack(folder: Path, kinds: str, seconds: int, connections: int = 2000) -> Attacked:
+    """Attack a daemon in some ways.
+
+    Args:
+        folder: of what the program writes.
+        kinds: of attacks.
+        seconds: that they last.
+        connections: that floods keep open, or what the limit of open files leaves.
+    """
     model = tiny_model_dir(folder / "tiny", max_position_embeddings=8192)
     command = [sys.executable, str(PROGRAM), "--model", str(model), "--out", str(folder / "out")]
-    command += ["--seconds", str(seconds), "--quiet", "2", "--connections", str(CONNECTIONS)]
+    command += ["--seconds", str(seconds), "--quiet", "2", "--connections", str(connections)]
     command += ["--only", kinds, "--patience", "100", "--log", str(folder / "log")]
     command += ["--", "--cache-bytes", f"{CACHE_MIB}MiB"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
@@ -70,9 +74,16 @@ def attack(folder: Path, kinds: str, seconds: int) -> Attacked:
     return Attacked(found, done.returncode, shown, (folder / "log").read_text())
 
 
-def test_crowds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "connections"),
+    [
+        pytest.param(5, 2000, marks=pytest.mark.slow),
+        pytest.param(12, 10_000, marks=pytest.mark.nightly),
+    ],
+)
+def test_crowds(tmp_path: Path, seconds: int, connections: int) -> None:
     """Thousands of idle connections, streams that are left or not read, and garbage."""
-    attacked = attack(tmp_path, "floods,slow-readers,leavers,cancels,garbage", 12)
+    attacked = attack(tmp_path, "floods,slow-readers,leavers,cancels,garbage", seconds, connections)
     attacked.check()
     unanswered = {"backlog full", "no answer", "open at the end"}
     outcomes = attacked.outcomes()
@@ -81,12 +92,15 @@ def test_crowds(tmp_path: Path) -> None:
     assert outcomes["storm"]["left"], attacked.shown
 
 
-def test_bombs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.nightly)]
+)
+def test_bombs(tmp_path: Path, seconds: int) -> None:
     """Large bodies, sixteen at once: all are refused, and none is unpacked.
 
     They are apart from the crowds, of which they would leave nothing to see.
     """
-    attacked = attack(tmp_path, "bombs", 8)
+    attacked = attack(tmp_path, "bombs", seconds)
     attacked.check()
     ends = {name: set(found) for name, found in attacked.outcomes().items()}
     statuses = {name: {end for end in found if end.isdigit()} for name, found in ends.items()}

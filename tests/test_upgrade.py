@@ -16,7 +16,7 @@ NEXT = "99.0.1"
 """The version of what comes next."""
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed"),
 ]
 

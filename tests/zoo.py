@@ -381,10 +381,6 @@ TWINS = frozenset(
 """Architectures whose kinds of state the others have, too: what is tested with each of `NAMES`
 is slow for these."""
 
-MIXED = frozenset({"longcat_flash", "kimi_linear", "gemma2", "mamba", "plamo2"})
-"""Twins that only put together what others have one by one: `test_exactness` has one scenario for
-each of them."""
-
 KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.items()})
 """What each model asks of a cache: dense, mla, capped, sliding, sinks, recurrent, hybrid or
 chunked."""

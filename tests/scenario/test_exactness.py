@@ -30,9 +30,15 @@ def test_the_table_is_complete() -> None:
     assert all(float(figure) < TOLERANCE for _, figure in rows)
 
 
+_QUICK = zoo.each(SCENARIOS)
+
+
 @pytest.mark.parametrize(
     ("name", "scenario"),
-    zoo.each(SCENARIOS, once=zoo.MIXED),
+    [
+        pytest.param(*pair, marks=() if pair in _QUICK else pytest.mark.nightly)
+        for pair in zoo.each(SCENARIOS, once=())
+    ],
     ids=lambda of: getattr(of, "__name__", None),
 )
 def test_restored_equals_cold(name: str, scenario: Scenario) -> None:
@@ -64,8 +70,8 @@ UNEQUAL = (3, 250, 11, 120, 5, 64, 200, 37)
 def _unequal() -> Iterator[Any]:
     for name in (*zoo.NAMES, *zoo.UNTOLD):
         for seed in range(3):
-            quick = name in zoo.UNTOLD or (seed == 0 and name not in zoo.TWINS)
-            yield pytest.param(name, seed, marks=() if quick else pytest.mark.slow)
+            often = name in zoo.UNTOLD or seed == 0
+            yield pytest.param(name, seed, marks=() if often else pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(("name", "seed"), list(_unequal()))

@@ -130,9 +130,14 @@ def test_the_prober_can_tell_its_own_tenants_prompts() -> None:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "tries"), [("llama", 1000), ("qwen3_next", 60)])
-def test_a_prober_learns_nothing_in_a_thousand_tries(name: str, tries: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "tries"),
+    [
+        pytest.param("llama", 1000, marks=pytest.mark.nightly),
+        pytest.param("qwen3_next", 60, marks=pytest.mark.slow),
+    ],
+)
+def test_a_prober_learns_nothing_in_many_tries(name: str, tries: int) -> None:
     """The same, also of a model that resumes at checkpoints only."""
     told, by_chance = Prober(name, "victim", shared=True).tell_apart(tries)
     assert all(abs(each - 0.5) <= by_chance for each in told.values()), told
