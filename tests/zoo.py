@@ -19,6 +19,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import numpy as np
+import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import QuantizedKVCache
 
@@ -408,6 +409,26 @@ def each(
     turns = itertools.cycle(values)
     return [
         (name, value) for name in names for value in ([next(turns)] if name in once else values)
+    ]
+
+
+def params(pairs: Iterable[tuple[str, T]], quick: Container[tuple[str, T]]) -> list[Any]:
+    """Parameters of a test of the engine's rules, which know kinds of state and no architecture.
+
+    Args:
+        pairs: of models and values; see `each`.
+        quick: those that are tested each time. Twins are tested nightly, and others are slow.
+    """
+    return [
+        pytest.param(
+            *pair,
+            marks=()
+            if pair in quick
+            else pytest.mark.nightly
+            if pair[0] in TWINS
+            else pytest.mark.slow,
+        )
+        for pair in pairs
     ]
 
 

@@ -14,8 +14,6 @@ import pytest
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, eventually, running, spawn
 
-pytestmark = pytest.mark.slow  # each test starts daemons of its own
-
 SYSTEM = "You are a helpful assistant of the other agents. " * 30
 
 
@@ -41,6 +39,7 @@ def killed(daemon: RunningDaemon, number: signal.Signals) -> None:
     daemon.process.wait(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_next_daemon_is_warm(
     number: signal.Signals, short_path: Path, long_tiny_dir: Path
@@ -64,6 +63,7 @@ def test_the_next_daemon_is_warm(
         assert ask(third, "What else is there?") == (other, 0)
 
 
+@pytest.mark.slow
 def test_ages_go_on_over_a_restart(short_path: Path, long_tiny_dir: Path) -> None:
     """The next daemon says since when state was not used, and not since when it runs itself."""
     pause = 5.0
@@ -80,6 +80,7 @@ def test_ages_go_on_over_a_restart(short_path: Path, long_tiny_dir: Path) -> Non
         assert min(node["age"] for node in after) < min(node["age"] for node in before)
 
 
+@pytest.mark.slow
 def test_quantised_state_is_for_the_same_bits_only(short_path: Path, tmp_path: Path) -> None:
     """State of 8 bits comes back in a daemon with 8, and in no other; what cannot be says so."""
     model = tiny_model_dir(tmp_path / "wide", head_dim=32, max_position_embeddings=4096)
@@ -135,7 +136,7 @@ def test_killed_at_random_moments(
         assert last.request("GET", "/cache/verify").json()["problems"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_warm_is_ten_times_sooner(short_path: Path) -> None:
     """The first token over 2,000 cached tokens comes ten times sooner than over none."""
     story = " ".join(f"In year {i} the agent {i * 7 % 100} wrote report {i}." for i in range(135))
@@ -163,6 +164,7 @@ def test_warm_is_ten_times_sooner(short_path: Path) -> None:
     assert cold >= 10 * warm
 
 
+@pytest.mark.slow
 def test_two_daemons_do_not_share_a_folder(short_path: Path, long_tiny_dir: Path) -> None:
     """The second one says why it ends; without a disk it starts."""
     with running(short_path, long_tiny_dir) as first:

