@@ -74,7 +74,8 @@ def is_said(message: str) -> bool:
     """Whether some text of the code is, or begins or ends with, or holds a message."""
     pieces = [re.escape(piece) for piece in message.split(_ANYTHING)]
     pattern = re.compile(".*?".join(pieces), re.DOTALL)
-    return any(pattern.search(text) for text in texts())
+    longest = max(message.split(_ANYTHING), key=len)
+    return any(pattern.search(text) for text in texts() if longest in text)
 
 
 def messages() -> Iterator[str]:

@@ -28,7 +28,7 @@ def installed(pattern: str) -> str:
     """Find what `.ci/clients` or `.ci/nightly` has installed, or skip the test."""
     for path in sorted(INSTALLED.glob(pattern)):
         return str(path)
-    script = ".ci/nightly" if pattern.startswith("nightly-") else ".ci/clients"
+    script = ".ci/nightly" if pattern.startswith(("nightly-", "aider/")) else ".ci/clients"
     pytest.skip(f"no {pattern} in .clients: {script} installs it where registries are reached")
 
 

@@ -44,7 +44,7 @@ def test_sdks_over_tcp(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MORE],
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.nightly) for name in MORE],
 )
 def test_framework(scripted_daemon: RunningDaemon, tmp_path: Path, program: str) -> None:
     """The framework does all its tasks."""
@@ -78,7 +78,7 @@ def test_llm(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert json.loads(llm("--schema", "city, degrees int", STRUCTURED)) == FIELDS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_llm_without_settings(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """`llm openai endpoint` needs an address only, and speaks both of OpenAI's protocols."""
     words = shlex.split(recipe("llm", "sh", scripted_daemon))

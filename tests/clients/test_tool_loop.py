@@ -147,7 +147,7 @@ def test_only_what_is_new_is_computed(scripted_daemon: RunningDaemon) -> None:
     check(first, second)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_what_is_new_is_computed_by_the_embedded_model(
     embedded_daemon: RunningDaemon,
 ) -> None:
