@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass, field
 
-FITTED = 128
-"""Tokens of the longest chunk that is fitted to where attention is computed in blocks."""
-
 SMALL = 2**16
 """Bytes that are reserved besides, for arrays of a few numbers."""
 
@@ -49,9 +46,6 @@ class Transients:
         context: of each token that they look at, themselves included.
         pair: of each token and each that it looks at: scores that are not fused away.
         block: tokens of a chunk that look at a time.
-        within: of each pair of its own tokens, in chunks longer than FITTED: masks that a model
-            makes of a whole chunk, and scores of layers that look no further.
-        step: tokens of a chunk whose own pairs are computed at a time.
     """
 
     base: float
@@ -59,8 +53,6 @@ class Transients:
     context: float
     pair: float
     block: int = UNBROKEN
-    within: float = 0.0
-    step: int = UNBROKEN
     _seen: dict[int, _Excess] = field(default_factory=dict, init=False, repr=False)
     """By powers of two of what was fitted."""
 
@@ -100,5 +92,4 @@ class Transients:
             context: tokens before these.
         """
         each = self.context + self.pair * min(tokens, self.block)
-        within = self.within * max(0, min(tokens, self.step) - FITTED) ** 2
-        return self.base + self.token * tokens + each * (context + tokens) + within + SMALL
+        return self.base + self.token * tokens + each * (context + tokens) + SMALL

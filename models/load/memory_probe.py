@@ -16,25 +16,21 @@ from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
 from ..memory_profile import GROWTH, MemoryProfile, Ring, StateSizes
 from ..runtime import peak_of
-from ..transients import FITTED, SMALL, UNBROKEN, UNFORESEEN, Transients
+from ..transients import UNBROKEN, Transients
 from .measured import key_of, measured_once
 
-_FEW, _LONG = 33, 97  # tokens of chunks
-_CONTEXT = 1024  # tokens before chunks
-# Where attention is not cut into blocks. How far launching is ahead of computing, and with it how
-# much is not free yet, grows with the work of a chunk until it is ahead by a layer and more.
-_LONG_FUSED, _CONTEXT_FUSED = 512, 2048
-_MANY = 256  # tokens of a chunk, and before it, that show whether it is cut into blocks
-_MOST = 512  # tokens of a chunk that show what is not cut though attention is
+# How far launching is ahead of computing, and with it how much is not free yet, grows with the work
+# of a chunk until it is ahead by a layer and more.
+_FEW, _LONG = 33, 512  # tokens of chunks
+_CONTEXT = 2048  # tokens before chunks
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
 _SHORT = 0.1  # the same of a run whose operations take about as long as their launch
 _FEWEST = 5  # runs of these: a busy machine makes them seem longer
 _SLOW = 2.0  # seconds of one in which operations take far longer than their launch
 _ALIKE = 0.98  # of the highest peak, that is as high
-_GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
-_NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 12  # of what is kept
+_NOISE = 1.1  # by which two peaks may differ for no reason
+_FORMAT = 13  # of what is kept
 
 
 def measure(
@@ -70,10 +66,10 @@ def measure(
     versions = getattr(mx, "__version__", "")
     key = key_of(_FORMAT, versions, *of, contiguous, multiple, sizes)
     found: dict[str, Any] = dict(measured_once(folder, key, names, figures))
-    whole = {name: int(found[name]) for name in ("block", "step")}
+    found["block"] = int(found["block"])
     return MemoryProfile(
         sizes,
-        Transients(**(found | whole)),
+        Transients(**found),
         vocab_size,
         contiguous=contiguous,
         multiple=multiple,
@@ -106,7 +102,7 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
 
 
 def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> Transients:
-    """Compute short and longer chunks, at the start and after a context, and fit the peaks.
+    """Compute a short and a longer chunk, at the start and after a context, and fit the peaks.
 
     Args:
         layout: the model's.
@@ -114,37 +110,18 @@ def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> 
         block: tokens that attend at a time; None where attention is one kernel.
     """
     peak = Peaks(layout, prefill)
-    long, context = (_LONG_FUSED, _CONTEXT_FUSED) if block is None else (_LONG, _CONTEXT)
-    probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
+    probes = [(tokens, before) for before in (0, _CONTEXT) for tokens in (_FEW, _LONG)]
     peaks = np.array([peak(*probe) for probe in probes], float)
-    seen = [tokens + before for tokens, before in probes]
-    features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
+    few, long = peaks[2:] - peaks[:2]  # more after the context
+    if block is None or long * _FEW > _NOISE * few * block:
+        block = UNBROKEN  # or the model brings an attention of its own, of a whole chunk
+    features = [
+        [1, tokens, tokens + before, min(tokens, block) * (tokens + before)]
+        for tokens, before in probes
+    ]
     solved = np.linalg.solve(np.array(features, float), peaks)
-    fitted = Transients(*np.maximum(solved, 0).tolist())
-    if block is not None:
-        _fit_blocks(fitted, peak, block)
-    return fitted
-
-
-def _fit_blocks(fitted: Transients, peak: "Peaks", block: int) -> None:
-    """Find out whether attention is computed in blocks of a chunk.
-
-    Some models bring an attention, or scores, of their own: of all of a chunk together. If some
-    of their layers only do, the peak lies between, and grows with the chunk like the larger. A
-    recurrence that is computed in steps grows with the pairs of one.
-    """
-    fitted.block = block
-    if peak(_MANY, _MANY) > _NOISE * fitted.worst_case(_MANY, _MANY) / UNFORESEEN:
-        fitted.block = UNBROKEN
-    more = {}
-    for tokens in (_MANY, _MOST):
-        expected, seen = fitted.worst_case(tokens, 0) / UNFORESEEN, peak(tokens, 0)
-        more[tokens] = seen - expected + SMALL if seen > _NOISE * expected else 0.0
-    if more[_MOST] < _GROWS * more[_MANY]:
-        fitted.step = _MANY
-    for tokens, above in more.items():
-        pairs = (min(tokens, fitted.step) - FITTED) ** 2
-        fitted.within = max(fitted.within, above / pairs)
+    base, token, context, pair = np.maximum(solved, 0).tolist()
+    return Transients(base, token, context, pair, block)
 
 
 class Peaks:

@@ -8,6 +8,7 @@ import pytest
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from umbel.models.backends import choose, device_name
+from umbel.models.backends.prepare import prepare
 from umbel.models.errors import ModelLoadError, ModelNotFoundError
 from umbel.models.estimate.config import ModelConfig
 from umbel.models.estimate.facts import EMBEDDED, estimated_profile, read_facts
@@ -43,11 +44,12 @@ def test_state_is_what_is_measured(name: str) -> None:
 
 def profile_of(model: Any, vocab: int) -> MemoryProfile:
     """Measure a model as the daemon does at its first start."""
-    device = choose()
+    backend = choose()
+    prepare(model, backend)
     return measure(
         CacheLayout(model),
         lambda tokens, cache: prefill(model, tokens, cache),
-        device,
+        backend,
         vocab,
         contiguous=False,
         multiple=1,
