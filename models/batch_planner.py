@@ -5,19 +5,21 @@ lies in the row, with its own tokens.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
-from .kv.buckets import positions_for, rows_for
-from .kv.prefix_groups import PrefixGroup, prefix_groups
 from .moves import Arrange, ClassShape, Enter, Leave, Move, Seat, Share
 from .planned_for import Batch, Buffer, Rules, State
-from .step_plan import Call, Kind
+from .step_plan import Call, Kind, PrefixGroup
 
 ONE_CLASS = 1 << 62
 """Limit of the only class of a model that puts all keys of all rows together."""
 
 SHARED = 32
 """Longest end of shared spans, in tokens, that a row copies."""
+
+
+_LEAST_POSITIONS = 64
 
 
 def leave(state: State, slot: int) -> Leave:
@@ -266,3 +268,54 @@ class BatchPlanner:
         """
         needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
         return max(buffer.positions, needed) if self._stays else needed
+
+
+def prefix_groups(prefixes: Mapping[int, Sequence[object]]) -> tuple[PrefixGroup, ...]:
+    """Find the runs of spans that the same rows read.
+
+    Rows lease paths of one trie, so those who share a span share all before it.
+
+    Args:
+        prefixes: for each slot the spans that its row reads, oldest first. Spans are compared by
+            identity.
+
+    Returns:
+        A group for each run, those of several rows and those of one; each run once.
+    """
+    readers: dict[int, list[int]] = {}
+    for slot, spans in sorted(prefixes.items()):
+        for span in spans:
+            readers.setdefault(id(span), []).append(slot)
+    groups: dict[PrefixGroup, None] = {}
+    for _, spans in sorted(prefixes.items()):
+        start = 0
+        for slots, run in groupby(spans, lambda span: readers[id(span)]):
+            stop = start + len(list(run))
+            groups[PrefixGroup(tuple(slots), start, stop)] = None
+            start = stop
+    return tuple(groups)
+
+
+def bucket(count: int) -> int:
+    """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, …: few shapes, at most a third of it unused."""
+    size = 1
+    while size < count:
+        size *= 2
+    return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size  # noqa: PLR2004
+
+
+def rows_for(count: int, multiple: int) -> int:
+    """How many rows a batch of so many sequences has.
+
+    Args:
+        count: of the sequences.
+        multiple: of rows for which products are the fastest; batches of up to half of it stay as
+            small as they are.
+    """
+    rows = bucket(count)
+    return rows if rows * 2 <= multiple else -(-rows // multiple) * multiple
+
+
+def positions_for(tokens: int) -> int:
+    """Positions of rows whose longest has so many tokens: 64, 96, 128, 192, 256 and so on."""
+    return bucket(max(tokens, _LEAST_POSITIONS))

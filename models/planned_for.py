@@ -4,11 +4,19 @@ Protocols, so that plans are made and tested without MLX.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
-from .kv.prefix_groups import PrefixGroup
+from .backends import Limits
+from .memory_profile import StateSizes
 from .moves import Seat
+from .step_plan import PrefixGroup
+
+if TYPE_CHECKING:
+    from .load.probe import Probed
+
+_LEAST_CLASS = 64  # tokens; below these, overhead is all there is
+_ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 
 class Span(Protocol):
@@ -136,3 +144,37 @@ class Rules:
     least_class: int = 1024
     row_multiple: int = 1
     overlaps: bool = False
+
+
+def rules_of(limits: Limits, probed: "Probed", *, exact: bool) -> Rules:
+    """Rules that the model and the device determine, before the budget is known.
+
+    Args:
+        limits: of the device.
+        probed: how its sequences decode together. One that decodes them one by one reads keys in
+            one piece, however they are cut.
+        exact: see `ModelRunner`.
+    """
+    return Rules(
+        exact=exact,
+        batches=probed.one_by_one is None,
+        contiguous=limits.contiguous or not probed.reads_parts,
+        gathers=probed.mask_axes > 0,
+        row_multiple=limits.row_multiple,
+        overlaps=limits.overlaps,
+    )
+
+
+def rules_within(rules: Rules, budget: int, sizes: StateSizes, *, max_batch: int) -> Rules:
+    """Limit the rows of short sequences to a budget.
+
+    Args:
+        rules: without a budget.
+        budget: bytes of all state.
+        sizes: of state.
+        max_batch: the most sequences that run at once.
+    """
+    limit = rules.least_class
+    while limit > _LEAST_CLASS and limit * sizes.token * max_batch * _ROWS_SHARE > budget:
+        limit //= 2
+    return replace(rules, least_class=limit)

@@ -28,10 +28,9 @@ from .load.trials import Trials
 from .memory_profile import Held
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
-from .planned_for import Rules
+from .planned_for import Rules, rules_of, rules_within
 from .planner import plan_step
 from .prefill import complete, prefill
-from .rules import rules_of, rules_within
 from .runtime import launch, launch_in_turn, peak_of, resident_bytes
 from .sampling import sample
 from .step_plan import EXACT_ROWS, Call, Kind, StepPlan

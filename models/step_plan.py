@@ -7,13 +7,27 @@ I/O.
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
-from .kv.prefix_groups import PrefixGroup
 from .memory_profile import Held, MemoryProfile, PlannedChunk
 from .moves import Move
 
 EXACT_ROWS = 8
 """Rows of every call of an exact model: products of other shapes round differently."""
+
+
+class PrefixGroup(NamedTuple):
+    """Rows that read the same spans.
+
+    Attributes:
+        slots: of these rows, ascending.
+        start: the first of these spans, as a number in each row's prefix.
+        stop: one after the last.
+    """
+
+    slots: tuple[int, ...]
+    start: int
+    stop: int
 
 
 class Kind(Enum):

@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..memory_profile import MemoryProfile, StateSizes
+from ..memory_profile import MemoryProfile, StateSizes, Transients
 from ..params import KVQuantization
-from ..transients import Transients
 from .config import ModelConfig
 from .folder import require_regular
 from .layers import state_sizes

@@ -12,12 +12,11 @@ import mlx.core as mx
 from ..errors import StateLostError
 from ..memory_profile import Held
 from ..moves import Arrange, Enter, Leave, MakeContiguous, Move, Share
-from ..step_plan import Call
+from ..step_plan import Call, PrefixGroup
 from .batch_cache import BatchCache, Entering
 from .layout import CacheLayout
 from .length_classes import LengthClasses
 from .packed import PackedCheckpoint, pack_suffix
-from .prefix_groups import PrefixGroup
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .spans import PackedSpan, runs_between, runs_of

@@ -14,9 +14,8 @@ from ..backends import Backend
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
-from ..memory_profile import GROWTH, MemoryProfile, Ring, StateSizes
+from ..memory_profile import GROWTH, UNBROKEN, MemoryProfile, Ring, StateSizes, Transients
 from ..runtime import peak_of
-from ..transients import UNBROKEN, Transients
 from .measured import key_of, measured_once
 
 # How far launching is ahead of computing, and with it how much is not free yet, grows with the work

@@ -15,8 +15,8 @@ from umbel.models.backends.metal import METAL
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import memory_probe
 from umbel.models.load.measured import Figures, key_of, measured_once
+from umbel.models.memory_profile import Transients
 from umbel.models.runner import ModelRunner
-from umbel.models.transients import Transients
 
 from .. import zoo
 

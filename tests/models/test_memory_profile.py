@@ -31,11 +31,11 @@ from umbel.models.memory_profile import (
     PlannedChunk,
     Ring,
     StateSizes,
+    Transients,
 )
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
-from umbel.models.transients import Transients
 
 from .. import zoo
 from ..scenario.memory_tools import words, zoo_model

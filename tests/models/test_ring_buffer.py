@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from umbel.models.kv.buckets import bucket, positions_for, rows_for
+from umbel.models.batch_planner import bucket, positions_for, rows_for
 from umbel.models.kv.ring_buffer import RingBuffer
 
 SHAPES = ((2, 3), (1, 5), (3, 2))

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.models.batch_planner import ONE_CLASS, SHARED
-from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
+from umbel.models.batch_planner import ONE_CLASS, SHARED, prefix_groups
 from umbel.models.memory_profile import PlannedChunk
 from umbel.models.moves import Arrange, ClassShape, Enter, Leave, MakeContiguous, Seat, Share
 from umbel.models.planned_for import Rules
 from umbel.models.planner import plan_step
-from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan
+from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan, PrefixGroup
 
 
 @dataclass(eq=False)
