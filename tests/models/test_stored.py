@@ -31,7 +31,12 @@ _FP32_ONLY = {
 EVERY = [
     *[pytest.param(name, mx.float32, id=name) for name in (*zoo.NAMES, *zoo.QUANTIZED)],
     *[
-        pytest.param(name, mx.bfloat16, id=f"{name}-bf16", marks=pytest.mark.slow)
+        pytest.param(
+            name,
+            mx.bfloat16,
+            id=f"{name}-bf16",
+            marks=pytest.mark.nightly if name in zoo.TWINS else pytest.mark.slow,
+        )
         for name in zoo.NAMES
         if name not in _FP32_ONLY or device_name() != "cpu"
     ],

@@ -111,8 +111,9 @@ def test_the_budget_holds_on_a_slow_disk(
     assert server.assembly.pager.tier.statistics().writes > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
 def test_the_budget_holds_for_longer(name: str, times: int) -> None:
     """The same with several budgets, prompts of a thousand tokens and many at once."""
@@ -393,9 +394,13 @@ def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
 # -- fairness ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count"), [("llama", 200), ("qwen3_next", 80), ("deepseek_v3", 80)]
+    ("name", "count"),
+    [
+        pytest.param("llama", 200, marks=pytest.mark.nightly),
+        pytest.param("qwen3_next", 80, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", 80, marks=pytest.mark.nightly),
+    ],
 )
 def test_many_conversations_through_a_budget_of_two(name: str, count: int) -> None:
     """Every answer is right, and they start in the order in which they came."""

@@ -55,7 +55,13 @@ def test_a_crowd_changes_nothing_on_the_metal_path(name: str) -> None:
     assert same(alone, crowded[0])
 
 
-@pytest.mark.parametrize("name", [*zoo.NAMES, *zoo.QUANTIZED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(n, marks=pytest.mark.nightly) if n in zoo.TWINS else n for n in zoo.NAMES),
+        *zoo.QUANTIZED,
+    ],
+)
 def test_what_is_cached_changes_nothing(name: str) -> None:
     """Cold, over a shared system prompt, and repeated: the same bits, and yet less computed."""
     (cold,) = Bench(name, exact=True).run_together([request()])
