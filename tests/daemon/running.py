@@ -147,12 +147,18 @@ class RunningDaemon:
         return self.process.wait(STOP)
 
 
-def eventually(condition: Any, timeout: float = 30.0) -> Any:
-    """Wait until `condition()` is true and return it; fail when it never is."""
+def eventually(condition: Any, timeout: float = 30.0, pause: float = 0.01) -> Any:
+    """Wait until `condition()` is true and return it; fail when it never is.
+
+    Args:
+        condition: what is looked at.
+        timeout: seconds after which it fails.
+        pause: seconds between two looks. Each is work for the daemon, too, if it is asked.
+    """
     end = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < end, "it never came about"
-        time.sleep(0.01)
+        time.sleep(pause)
     return value
 
 
@@ -222,7 +228,7 @@ def running(
     """Run a daemon until the block ends; it must then exit with status 0. See `spawn`."""
     daemon = spawn(folder, model, *flags, env=env, program=program, fresh=fresh)
     try:
-        eventually(lambda: is_ready(daemon), START)
+        eventually(lambda: is_ready(daemon), START, pause=0.05)
         yield daemon
         if daemon.process.poll() is None:
             assert daemon.terminate() == 0, daemon.log()
