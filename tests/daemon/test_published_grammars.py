@@ -169,10 +169,14 @@ def answers(family: Family) -> dict[str, tuple[str, list[tuple[Any, ...]]]]:
     }
 
 
+_MARKS: dict[str, Any] = {
+    "llama3": pytest.mark.nightly,  # Llama 3.1's differs from it in names only
+    **dict.fromkeys(("gemma3", "gptoss", "llama3_1"), pytest.mark.slow),  # large vocabularies
+}
+
+
 @pytest.mark.parametrize(
-    "family",
-    [pytest.param(f, marks=[pytest.mark.slow] if f == "llama3" else []) for f in FAMILIES],
-    indirect=True,  # Llama 3.1's differs from Llama 3's in names only
+    "family", [pytest.param(f, marks=_MARKS.get(f, ())) for f in FAMILIES], indirect=True
 )
 def test_every_way_of_asking(family: Family) -> None:
     """Right answers can be written and are read, behind thoughts too; wrong ones cannot."""
