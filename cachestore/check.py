@@ -184,7 +184,7 @@ def _lease_problems(cache: PrefixCache) -> Iterator[str]:
         length = sum(span.length for span in lease.spans())
         if cache.layout.spans and length != lease.held:
             yield f"{where} has spans of {length} tokens"
-        restored = cache.layout.checkpoints and 0 < lease.cached == lease.held
+        restored = cache.layout.checkpoints and 0 < lease.cached == lease.reached
         if restored and lease.checkpoint is None:
             yield f"{where} has no checkpoint"
         held = [node.checkpoint for node in lease.deepest.path()]

@@ -47,7 +47,7 @@ class Lease:
         self.matched = point.matched  # tokens of it that the trie recognised
         self.cached = resume.end  # tokens whose state it restores; never the whole prompt
         self.held = resume.end  # tokens whose spans it holds; more once it has published
-        self.reached = resume.end  # the most that it has held
+        self.reached = resume.end  # the most that it has held, or was to hold
         # Both lie on one path, so that the deeper one retains the other too.
         self.deepest = holder if holder is not None and holder.end > resume.end else resume
         self.base = base  # lease on the shared prompt that its own path follows

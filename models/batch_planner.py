@@ -53,6 +53,9 @@ class BatchPlanner:
         own = batch.own
         self._had = {} if own is None else {slot: own.length(slot) for slot in self._slots}
         self._seats = {} if own is None else {slot: own.seats[slot] for slot in self._slots}
+        left = {seat.limit for seat in self._seats.values()}  # a class without rows is dropped
+        shapes = {} if own is None else own.shapes
+        self._shapes = {limit: shape for limit, shape in shapes.items() if limit in left}
         self._windows = {
             limit: {slot: buffer.lengths[slot] for slot in self._slots}
             for limit, buffer in batch.windows.items()
@@ -64,6 +67,7 @@ class BatchPlanner:
         Args:
             may_copy: rows may be copied so that there are fewer.
         """
+        self._may_copy = may_copy
         rows, relocated = self._rows(may_copy=may_copy)
         regroups = bool(self._moves or relocated or self._new) or self._batch.groups is None
         entered = [self._slot_of(state) for state in self._new]
@@ -202,7 +206,10 @@ class BatchPlanner:
         while limit < needed:
             limit *= 2
         seat = self._seats.get(slot)
-        return limit if seat is None or not limit <= seat.limit < 4 * limit else seat.limit
+        stays = seat is not None and limit <= seat.limit
+        if seat is None or not stays or (self._may_copy and seat.limit >= 4 * limit):
+            return limit
+        return seat.limit
 
     def _take_seats(self, rows: int, *, only: bool) -> list[ClassShape]:
         """Give each row a seat.
@@ -215,7 +222,7 @@ class BatchPlanner:
         for slot in sorted(self._own):
             classes.setdefault(self._limit(slot), []).append(slot)
         return [
-            self._shape(limit, slots, rows if only else len(slots), exactly=only)
+            self._shape(limit, slots, rows if only else bucket(len(slots)), exactly=only)
             for limit, slots in sorted(classes.items())
         ]
 
@@ -228,12 +235,12 @@ class BatchPlanner:
             wanted: rows of a buffer that is made now.
             exactly: the buffer must have so many.
         """
-        shapes = {} if self._batch.own is None or not self._stays else self._batch.own.shapes
-        rows, positions = shapes.get(limit, (0, 0))
+        rows, positions = self._shapes.get(limit, (0, 0))
         longest = max(self._own[slot] for slot in slots) + 1
         needed = min(positions_for(longest), limit)
         stay = [s for s in slots if s in self._seats and self._seats[s].limit == limit]
-        fits = rows == wanted if exactly else len(slots) <= rows <= len(slots) * 3 // 2 + 1
+        most = (wanted if exactly else wanted * 3 // 2 + 1) if self._may_copy else rows
+        fits = (wanted if exactly and self._may_copy else len(slots)) <= rows <= most
         if fits and needed <= positions:
             kept, taken = None, {self._seats[slot].row for slot in stay}
         else:

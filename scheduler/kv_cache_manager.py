@@ -186,19 +186,31 @@ class KVCacheManager:
 
     def _publish(self, sequence: Sequence, lease: Lease) -> None:
         placement, cache, tokens = self._runner.placement, self.caches[sequence], sequence.computed
-        if self._can_store(lease, tokens):
-            lease.publish(tokens, placement.suffix_span(cache, lease.held))
+        if self._take_back(lease, cache, tokens):
+            lease.publish(tokens, placement.suffix_span(cache))
             placement.replace_own(cache, lease.spans())
+        lease.reached = len(tokens)  # or memory is short, and the next tokens are tried
 
-    def _can_store(self, lease: Lease, tokens: Tokens) -> bool:
-        """Hold what the trie has of these tokens; True if there is memory for a copy of the rest.
+    def _take_back(self, lease: Lease, cache: "SequenceCache", tokens: Tokens) -> bool:
+        """Lease what was given back, and store what was evicted since, but for the last piece.
 
-        Memory for `longest` tokens is kept free.
+        A piece is as long as a copy may be.
+
+        Returns:
+            False if there is no memory for all of it.
         """
-        if lease.held < lease.reached:
-            lease.extend(tokens)
-        rest = len(tokens) - lease.held
-        return rest <= self._longest or self._may_store(rest)
+        if lease.held == lease.reached:
+            return True
+        placement, longest = self._runner.placement, self._longest
+        lease.extend(tokens)
+        placement.lease(cache, lease.spans())
+        while len(tokens) - lease.held > longest:
+            if not self._may_store(longest):
+                return False
+            stop = lease.held + longest
+            lease.publish(tokens[:stop], placement.suffix_span(cache, longest))
+            placement.lease(cache, lease.spans())
+        return True
 
     def give_copies_back(self) -> bool:
         """Give back leases on state that rows have copied, if any: it may be evicted then."""
@@ -255,9 +267,9 @@ class KVCacheManager:
         taken = any(item.checkpoint.offset == offset for item in lease.captured)
         if self._captures and offset - sequence.prefill.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
-        if self._can_store(lease, tokens):
-            cache = self.caches[sequence]
-            lease.close(tokens, self._runner.placement.suffix_span(cache, lease.held))
+        cache = self.caches[sequence]
+        if self._take_back(lease, cache, tokens):
+            lease.close(tokens, self._runner.placement.suffix_span(cache))
         else:
             lease.close(tokens[: lease.held])
 

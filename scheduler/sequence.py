@@ -96,7 +96,7 @@ class Sequence:
     @property
     def is_awaited(self) -> bool:
         """True if another request waits for tokens of it that are not in the cache yet."""
-        return self.lease is not None and self.lease.held < self.prefill.awaited
+        return self.lease is not None and self.lease.reached < self.prefill.awaited
 
     @property
     def num_left_to_share(self) -> int:

@@ -108,7 +108,7 @@ class FakePlacement:
         del cache
         return 0
 
-    def suffix_span(self, cache: object, begin: int) -> None:
+    def suffix_span(self, cache: object, tokens: int | None = None) -> None:
         """There is nothing to hand over."""
 
     def replace_own(self, cache: object, spans: object) -> None:

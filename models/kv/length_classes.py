@@ -96,9 +96,9 @@ class LengthClasses:
             seats: of every row that there is afterwards, by its slot.
         """
         moved = {
-            slot: self.newest(slot, self.length(slot))
+            slot: self.newest(slot, self.length(slot)) if self.length(slot) else []
             for slot, seat in seats.items()
-            if slot in self.seats and self.seats[slot].limit != seat.limit and self.length(slot)
+            if slot in self.seats and self.seats[slot].limit != seat.limit
         }
         copies = {
             slot: [[mx.contiguous(part) for part in parts] for parts in tensors]

@@ -20,7 +20,7 @@ from .packed import PackedCheckpoint, pack_suffix
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .spans import PackedSpan, runs_between, runs_of
-from .token_layer import in_one
+from .token_layer import beginning, in_one
 
 
 class Placement:
@@ -98,19 +98,20 @@ class Placement:
             return cache.offset - self.own.length(cache.slot)
         return 0 if cache.is_contiguous else cache.offset - cache.suffix_length
 
-    def suffix_span(self, cache: SequenceCache, begin: int | None = None) -> PackedSpan | None:
-        """Copy tokens of a sequence into a span; None if there are none.
+    def suffix_span(self, cache: SequenceCache, tokens: int | None = None) -> PackedSpan | None:
+        """Copy the first tokens that a sequence does not lease into a span; None if none are left.
 
         Args:
             cache: of the sequence.
-            begin: the first of them, which the sequence does not lease; None for all such.
+            tokens: how many, at most; None for all.
         """
         self._check(cache)
-        tokens = cache.suffix_length if begin is None else cache.offset - begin
         if cache.slot is None:
             return cache.suffix_span(tokens)
-        parts = self._batch.newest_of(cache.slot, tokens)
-        return pack_suffix(parts) if parts else None
+        parts = self._batch.newest_of(cache.slot, cache.suffix_length)
+        if tokens is not None:
+            parts = [[beginning(tensor, tokens) for tensor in layer] for layer in parts]
+        return pack_suffix(parts) if parts and tokens != 0 else None
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
         """Replace leased spans by `spans`, which have all tokens. A row keeps its copy of them."""

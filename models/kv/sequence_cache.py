@@ -110,8 +110,11 @@ class SequenceCache:
         return Held(sum(array.nbytes for array in arrays), len(arrays))
 
     def lease(self, spans: Sequence[PackedSpan]) -> None:
-        """Replace the leased spans by others of the same tokens, cut or merged."""
+        """Replace the leased spans by others: of the same tokens, or of more or fewer."""
+        more = sum(span.length for span in spans) - sum(span.length for span in self.leased)
         self.leased = list(spans)
+        for layer in self.token_layers if more > 0 else ():
+            layer.forget(more)
         self._read_prefix()
 
     def restart_suffix(self) -> None:
@@ -130,10 +133,10 @@ class SequenceCache:
         return checkpoint_of(self.offset, self.non_trimmable)
 
     def suffix_span(self, tokens: int | None = None) -> PackedSpan | None:
-        """Copy the suffix, or its last tokens, into a span; None if there are none."""
+        """Copy the suffix, or its first tokens, into a span; None if there are none."""
         suffix = [] if tokens == 0 else self.suffix()
         if tokens is not None:
-            suffix = [tuple(t[..., -tokens:, :] for t in tensors) for tensors in suffix]
+            suffix = [tuple(t[..., :tokens, :] for t in tensors) for tensors in suffix]
         return pack_suffix(in_parts(suffix)) if suffix else None
 
     @property
@@ -148,7 +151,7 @@ class SequenceCache:
         """
         if self.is_contiguous:
             return
-        for layer in self.token_layers if self.leased else ():
+        for layer in self.token_layers:
             layer.make_contiguous()
         self.layers = [_in_one_piece(layer) for layer in self._segmented]
 

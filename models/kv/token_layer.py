@@ -56,7 +56,13 @@ class TokenLayerCache:
         self._prefix_length = sum(x[0].shape[-2] for x in prefix) if length is None else length
 
     def make_contiguous(self) -> None:
-        """Copy the prefix and the suffix into one new suffix, with room for more tokens."""
+        """Copy the prefix and the suffix into one new suffix, with room for more tokens.
+
+        A suffix that has all tokens stays as it is.
+        """
+        self._contiguous = True
+        if not self._prefix_length:
+            return
         held, room = self.offset, GROWTH - self.offset % GROWTH
         parts = [*self.prefix, *([] if self.suffix.empty() else [self.all_held()])]
         joined = [
@@ -68,8 +74,19 @@ class TokenLayerCache:
         self.suffix.keys, self.suffix.values = _pair(tuple(joined))
         self.suffix.offset = held
         self._copied, self._prefix_length, self.prefix = self._prefix_length, 0, ()
-        self._contiguous = True
         self._fetched = None
+
+    def forget(self, tokens: int) -> None:
+        """Drop the suffix's oldest tokens after the prefix: a longer prefix has them.
+
+        Call `set_prefix` next. A suffix that has all tokens keeps them.
+        """
+        if self._contiguous:
+            return
+        kept = tuple(tensor[..., tokens:, :] for tensor in self.suffix_tensors())
+        self.restart_suffix()
+        if kept[0].shape[-2]:
+            self.begin_suffix(tuple(map(mx.contiguous, kept)))
 
     def restart_suffix(self) -> None:
         """Start a new suffix; the prefix must hold the old one's tokens by now."""
@@ -234,6 +251,16 @@ def _flat(pair: Any) -> Tensors:
 def in_one(parts: TokenParts) -> mx.array:
     """A tensor whose parts lie apart; a copy, where there are several."""
     return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
+
+
+def beginning(parts: TokenParts, tokens: int) -> TokenParts:
+    """The first tokens of a tensor whose parts lie apart, without a copy."""
+    found, left = [], tokens
+    for part in parts:
+        if left > 0:
+            found.append(part[..., :left, :])
+        left -= part.shape[-2]
+    return found
 
 
 def in_parts(layers: Sequence[Tensors]) -> list[list[TokenParts]]:

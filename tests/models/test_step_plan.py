@@ -208,6 +208,39 @@ def test_a_full_row_moves_up() -> None:
     )
 
 
+def in_classes(states: list[State], rows: dict[int, int]) -> Batch:
+    """A batch in which these have slots, and seats in as many rows of each length class."""
+    batch = in_batch(*states)
+    assert batch.own is not None
+    batch.own.shapes = {limit: (count, 3 * limit // 4) for limit, count in rows.items()}
+    seats = {limit: iter(range(count)) for limit, count in rows.items()}
+    for slot, state in enumerate(states):
+        limit = LEAST if state.offset < LEAST else 4 * LEAST
+        batch.own.seats[slot] = Seat(limit, next(seats[limit]))
+    return batch
+
+
+@pytest.mark.parametrize("left", [8, 3])
+def test_no_class_is_copied_where_memory_is_short(left: int) -> None:
+    """Neither to have as many rows as the batch, nor to have fewer."""
+    states = [State(n, 2500) for n in range(8)] + [State(8, 10)]
+    batch = in_classes(states, {LEAST: 1, 4 * LEAST: 8})
+    for slot in range(left, 9):
+        del batch.sequences[slot]
+    sparing = plan_step(states[:left], None, batch, Rules(), may_copy=False).decode
+    assert sparing is not None
+    assert sparing.calls[0].moves == ()
+
+
+def test_a_class_that_its_last_row_leaves_is_made_anew() -> None:
+    """Also where another row takes a seat in it in the same step."""
+    states = [State(0, 10), State(1, 10), State(2, 2500)]
+    batch = in_classes(states, {LEAST: 2, 4 * LEAST: 1})
+    call = planned([*states[:2], State(3, 2600)], batch)
+    (move,) = [move for move in call.moves if isinstance(move, Arrange)]
+    assert move.shapes[1] == ClassShape(4 * LEAST, 1, 3 * LEAST, ())
+
+
 def test_a_model_that_puts_all_keys_together_has_one_class() -> None:
     """However long its rows are; and each layer puts together what is shared and what is not."""
     shared = Span(100)
