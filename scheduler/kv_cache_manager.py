@@ -37,8 +37,7 @@ class KVCacheManager:
     Args:
         interval: distance of the checkpoint grid in prompts, in tokens.
         keeps: without it nothing is captured or kept.
-        longest: tokens of a sequence's own that are published as a span before its prompt or its
-            answer is complete: what is packed is copied, and copies must be short.
+        longest: tokens of a span, about: to publish is to copy, and copies must be short.
         may_capture: says that there is memory for a checkpoint after so many tokens.
         may_store: says that there is memory for a copy of the state of so many tokens.
         pins: told which tokens conversations have come to.
@@ -152,8 +151,8 @@ class KVCacheManager:
             return
         self._splits = self.cache.tries.splits
         for sequence in running:
-            if sequence.lease is not None and sequence in self.caches:
-                self._runner.placement.lease(self.caches[sequence], sequence.lease.spans())
+            if (lease := sequence.lease) is not None and sequence in self.caches:
+                self._runner.placement.lease(self.caches[sequence], lease.spans())
 
     def prefilled(self, sequence: Sequence) -> None:
         """Give the prompt's state to the cache, for others to share.
@@ -168,15 +167,11 @@ class KVCacheManager:
         ends = offset == len(sequence.tokens) // self._grid * self._grid
         full = self.caches[sequence].suffix_length >= self._longest
         awaited = sequence.is_awaited and sequence.prefill.awaited <= offset
-        if not (ends or ((full or awaited) and not offset % self._grid)):
-            return
-        self._publish(sequence, lease)
+        if ends or ((full or awaited) and not offset % self._grid):
+            self._publish(sequence, lease)
 
     def advanced(self, sequence: Sequence) -> None:
-        """Capture a checkpoint that is due in an answer, and store tokens that are many.
-
-        So what is left to store when the answer ends is short.
-        """
+        """Capture what is due in an answer, and store its tokens before they are many."""
         self.capture_if_due(sequence)
         lease = sequence.lease
         if lease is None or not self._keeps or self._grid > 1:
@@ -194,35 +189,28 @@ class KVCacheManager:
     def _take_back(self, lease: Lease, cache: "SequenceCache", tokens: Tokens) -> bool:
         """Lease what was given back, and store what was evicted since, but for the last piece.
 
-        A piece is as long as a copy may be.
-
-        Returns:
-            False if there is no memory for all of it.
+        A piece is as long as a copy may be. False if there is no memory for all of it.
         """
         if lease.held == lease.reached:
             return True
         placement, longest = self._runner.placement, self._longest
         lease.extend(tokens)
         placement.lease(cache, lease.spans())
-        while len(tokens) - lease.held > longest:
-            if not self._may_store(longest):
-                return False
-            stop = lease.held + longest
-            lease.publish(tokens[:stop], placement.suffix_span(cache, longest))
+        while len(tokens) - lease.held > longest and self._may_store(longest):
+            span = placement.suffix_span(cache, longest)
+            lease.publish(tokens[: lease.held + longest], span)
             placement.lease(cache, lease.spans())
-        return True
+        return len(tokens) - lease.held <= longest
 
     def give_copies_back(self) -> bool:
         """Give back leases on state that rows have copied, if any: it may be evicted then."""
         given = False
         for sequence, cache in self.caches.items() if self._grid == 1 else ():
-            lease = sequence.lease
-            begin = self._runner.placement.own_begin(cache)
-            if lease is not None and begin < lease.held:
-                held = lease.held
+            lease, begin = sequence.lease, self._runner.placement.own_begin(cache)
+            if lease is not None and begin < (held := lease.held):
                 lease.shorten(begin)
                 self._runner.placement.lease(cache, lease.spans())
-                given = given or lease.held < held
+                given |= lease.held < held
         return given
 
     def capture_if_due(self, sequence: Sequence) -> None:

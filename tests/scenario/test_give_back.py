@@ -5,6 +5,7 @@ import pytest
 from umbel.cachestore.check import problems
 from umbel.models.kv import spans
 from umbel.models.kv.check import problems as problems_of_state
+from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
 from .bench import Ask, Bench, words
@@ -84,9 +85,9 @@ def test_what_was_given_back_is_not_copied_in_each_step(monkeypatch: pytest.Monk
     copied = list[int]()
     store = bench.runner.placement.suffix_span
 
-    def counted(*arguments: object) -> object:
-        copied.append(len(arguments))
-        return store(*arguments)
+    def counted(cache: SequenceCache, tokens: int | None = None) -> spans.PackedSpan | None:
+        copied.append(cache.number)
+        return store(cache, tokens)
 
     monkeypatch.setattr(bench.runner.placement, "suffix_span", counted)
     assert bench.kv.give_copies_back()
