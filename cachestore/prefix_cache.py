@@ -12,9 +12,10 @@ from typing import Self
 from .checkpoints import Captured, Reason, keep
 from .compaction import compact
 from .errors import CacheError, LeaseClosedError
-from .governor import Governor, MemoryPool
+from .governor import Governor
 from .ledger import Kind, Size
 from .node import Tokens, TrieNode
+from .pool import MemoryPool
 from .restoration import Known, Restoration, ResumePoint
 from .shared import PinnedPaths
 from .spans import size_of

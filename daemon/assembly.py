@@ -11,9 +11,10 @@ import structlog
 from ..cachestore.disk.model_folders import ModelFolders
 from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
-from ..cachestore.governor import Governor, MemoryPool
+from ..cachestore.governor import Governor
 from ..cachestore.ledger import Size, max_copy_bytes
 from ..cachestore.paging.pager import Pager
+from ..cachestore.pool import MemoryPool
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.shared import Pins
 from ..cachestore.state import Layout

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterable
 
-from ..cachestore.governor import MemoryPool
 from ..cachestore.ledger import Kind, Size
+from ..cachestore.pool import MemoryPool
 from ..models.backends.memory import DeviceMemory
 from .config import Settings
 from .errors import StartError

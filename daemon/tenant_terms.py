@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..cachestore.governor import TenantBounds
+from ..cachestore.pool import TenantBounds
 from ..cachestore.tries import SHARED
 from ..scheduler.tenants import TenantUse, Terms
 from .config import DEFAULT_TENANT, Settings, TenantSettings, tenant_settings

@@ -102,6 +102,9 @@ class StateSizes:
         return self.token * tokens // max(1, self.layers)
 
 
+SHORT = 33
+"""Tokens of the shorter chunk that is measured: one of fewer takes as much."""
+
 SMALL = 2**16
 """Bytes that are reserved besides, for arrays of a few numbers."""
 
@@ -141,8 +144,8 @@ class Transients:
     was fitted says nothing of that kind about one that takes a hundred times as much.
 
     Attributes:
-        base: of any chunk.
-        token: of each token more.
+        base: of any chunk; below 0 where what a token takes grows with the chunk.
+        token: of each token, in a chunk of SHORT or more.
         context: of each token that they look at, themselves included.
         pair: of each token and each that it looks at: scores that are not fused away.
         block: tokens of a chunk that look at a time.
@@ -192,7 +195,8 @@ class Transients:
             context: tokens before these.
         """
         each = self.context + self.pair * min(tokens, self.block)
-        return self.base + self.token * tokens + each * (context + tokens) + SMALL
+        by_token = self.base + self.token * max(tokens, SHORT)
+        return by_token + each * (context + tokens) + SMALL
 
 
 class MemoryProfile:

@@ -14,18 +14,18 @@ from ..backends import Backend
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
-from ..memory_profile import GROWTH, UNBROKEN, MemoryProfile, Ring, StateSizes, Transients
+from ..memory_profile import GROWTH, SHORT, UNBROKEN, MemoryProfile, Ring, StateSizes, Transients
 from ..runtime import peak_of
 from .measured import key_of, measured_once
 
 # How far launching is ahead of computing, and with it how much is not free yet, grows with the work
 # of a chunk until it is ahead by a layer and more.
-_FEW, _LONG = 33, 512  # tokens of chunks
+_LONG = 512  # tokens of the longer chunk
 _CONTEXT = 2048  # tokens before chunks
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
 _SHORT = 0.1  # the same of a run whose operations take about as long as their launch
-_FEWEST = 5  # runs of these: a busy machine makes them seem longer
+SHORTEST = 5  # runs of these: a busy machine makes them seem longer
 _SLOW = 2.0  # seconds of one in which operations take far longer than their launch
 _ALIKE = 0.98  # of the highest peak, that is as high
 _NOISE = 1.1  # by which two peaks may differ for no reason
@@ -109,18 +109,23 @@ def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> 
         block: tokens that attend at a time; None where attention is one kernel.
     """
     peak = Peaks(layout, prefill)
-    probes = [(tokens, before) for before in (0, _CONTEXT) for tokens in (_FEW, _LONG)]
+    probes = [(tokens, before) for before in (0, _CONTEXT) for tokens in (SHORT, _LONG)]
     peaks = np.array([peak(*probe) for probe in probes], float)
     few, long = peaks[2:] - peaks[:2]  # more after the context
-    if block is None or long * _FEW > _NOISE * few * block:
+    if block is None or long * SHORT > _NOISE * few * block:
         block = UNBROKEN  # or the model brings an attention of its own, of a whole chunk
     features = [
         [1, tokens, tokens + before, min(tokens, block) * (tokens + before)]
         for tokens, before in probes
     ]
     solved = np.linalg.solve(np.array(features, float), peaks)
-    base, token, context, pair = np.maximum(solved, 0).tolist()
-    return Transients(base, token, context, pair, block)
+    context, pair = np.maximum(solved[2:], 0).tolist()
+    short, long = (
+        peak - (context + pair * min(tokens, block)) * tokens
+        for (tokens, _), peak in zip(probes[:2], peaks.tolist()[:2], strict=True)
+    )
+    token = max(0.0, (long - short) / (_LONG - SHORT))
+    return Transients(short - token * SHORT, token, context, pair, block)
 
 
 class Peaks:
@@ -155,7 +160,7 @@ class Peaks:
             peaks.append(self.once(tokens, context))
             slow = time.monotonic() - started >= _SLOW
             spent, again = time.process_time() - begun, len(peaks) - 1
-            enough = spent >= _QUICK and (again >= _FEWEST or spent >= _SHORT * again)
+            enough = spent >= _QUICK and (again >= SHORTEST or spent >= _SHORT * again)
             if slow or enough or _settled(peaks):
                 return max(peaks)
 

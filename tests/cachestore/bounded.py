@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from umbel.cachestore.governor import TenantBounds
 from umbel.cachestore.node import TrieNode
+from umbel.cachestore.pool import TenantBounds
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.trie import RadixTrie
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from structlog.testing import capture_logs
 
 from umbel.cachestore.evict import stages
-from umbel.cachestore.governor import MemoryPool, TenantBounds
 from umbel.cachestore.ledger import Size
+from umbel.cachestore.pool import MemoryPool, TenantBounds
 from umbel.cachestore.tries import Namespace
 
 from .bounded import bound, holdings, watched

@@ -8,9 +8,10 @@ import pytest
 
 from umbel.cachestore import prefix_cache
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor, MemoryPool
+from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.pool import MemoryPool
 from umbel.cachestore.prefix_cache import Lease
 from umbel.cachestore.shared import PinnedPaths
 from umbel.cachestore.trie import RadixTrie

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 from umbel.cachestore import compaction
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import PinError
-from umbel.cachestore.governor import TenantBounds
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging import page_out
+from umbel.cachestore.pool import TenantBounds
 from umbel.cachestore.tries import SHARED, Namespace
 
 from .bounded import bound, watched

@@ -6,8 +6,9 @@ import pytest
 
 from umbel.cachestore import check, prefix_cache, shared
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor, MemoryPool
+from umbel.cachestore.governor import Governor
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.pool import MemoryPool
 from umbel.cachestore.shared import PinnedPaths, Pins
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import SHARED

@@ -6,8 +6,8 @@ from structlog.testing import capture_logs
 from umbel.cachestore import check
 from umbel.cachestore import shared as shared_module
 from umbel.cachestore.errors import PinError
-from umbel.cachestore.governor import TenantBounds
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.pool import TenantBounds
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.shared import PinDescription, Pins
 
