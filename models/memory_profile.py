@@ -102,8 +102,8 @@ class StateSizes:
         return self.token * tokens // max(1, self.layers)
 
 
-SHORT = 33
-"""Tokens of the shorter chunk that is measured: one of fewer takes as much."""
+FITTED = 128
+"""Tokens of the longest chunk that is fitted to where attention is computed in blocks."""
 
 SMALL = 2**16
 """Bytes that are reserved besides, for arrays of a few numbers."""
@@ -144,11 +144,14 @@ class Transients:
     was fitted says nothing of that kind about one that takes a hundred times as much.
 
     Attributes:
-        base: of any chunk; below 0 where what a token takes grows with the chunk.
-        token: of each token, in a chunk of SHORT or more.
+        base: of any chunk.
+        token: of each token more.
         context: of each token that they look at, themselves included.
         pair: of each token and each that it looks at: scores that are not fused away.
         block: tokens of a chunk that look at a time.
+        within: of each pair of its own tokens, in chunks longer than FITTED: masks that a model
+            makes of a whole chunk, and scores of layers that look no further.
+        step: tokens of a chunk whose own pairs are computed at a time.
     """
 
     base: float
@@ -156,6 +159,8 @@ class Transients:
     context: float
     pair: float
     block: int = UNBROKEN
+    within: float = 0.0
+    step: int = UNBROKEN
     _seen: dict[int, _Excess] = field(default_factory=dict, init=False, repr=False)
     """By powers of two of what was fitted."""
 
@@ -195,8 +200,8 @@ class Transients:
             context: tokens before these.
         """
         each = self.context + self.pair * min(tokens, self.block)
-        by_token = self.base + self.token * max(tokens, SHORT)
-        return by_token + each * (context + tokens) + SMALL
+        within = self.within * max(0, min(tokens, self.step) - FITTED) ** 2
+        return self.base + self.token * tokens + each * (context + tokens) + within + SMALL
 
 
 class MemoryProfile:

@@ -14,22 +14,36 @@ from ..backends import Backend
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
-from ..memory_profile import GROWTH, SHORT, UNBROKEN, MemoryProfile, Ring, StateSizes, Transients
+from ..memory_profile import (
+    FITTED,
+    GROWTH,
+    SMALL,
+    UNBROKEN,
+    UNFORESEEN,
+    MemoryProfile,
+    Ring,
+    StateSizes,
+    Transients,
+)
 from ..runtime import peak_of
 from .measured import key_of, measured_once
 
-# How far launching is ahead of computing, and with it how much is not free yet, grows with the work
-# of a chunk until it is ahead by a layer and more.
-_LONG = 512  # tokens of the longer chunk
-_CONTEXT = 2048  # tokens before chunks
+_FEW, _LONG = 33, 97  # tokens of chunks
+_CONTEXT = 1024  # tokens before chunks
+# Where attention is not cut into blocks. How far launching is ahead of computing, and with it how
+# much is not free yet, grows with the work of a chunk until it is ahead by a layer and more.
+_LONG_FUSED, _CONTEXT_FUSED = 512, 2048
+_MANY = 256  # tokens of a chunk, and before it, that show whether it is cut into blocks
+_MOST = 512  # tokens of a chunk that show what is not cut though attention is
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
 _SHORT = 0.1  # the same of a run whose operations take about as long as their launch
-SHORTEST = 5  # runs of these: a busy machine makes them seem longer
+_FEWEST = 5  # runs of these: a busy machine makes them seem longer
 _SLOW = 2.0  # seconds of one in which operations take far longer than their launch
 _ALIKE = 0.98  # of the highest peak, that is as high
-_NOISE = 1.1  # by which two peaks may differ for no reason
-_FORMAT = 13  # of what is kept
+_GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
+_NOISE = 1.05  # by which a peak may differ from the next of the same chunk
+_FORMAT = 12  # of what is kept
 
 
 def measure(
@@ -65,10 +79,10 @@ def measure(
     versions = getattr(mx, "__version__", "")
     key = key_of(_FORMAT, versions, *of, contiguous, multiple, sizes)
     found: dict[str, Any] = dict(measured_once(folder, key, names, figures))
-    found["block"] = int(found["block"])
+    whole = {name: int(found[name]) for name in ("block", "step")}
     return MemoryProfile(
         sizes,
-        Transients(**found),
+        Transients(**(found | whole)),
         vocab_size,
         contiguous=contiguous,
         multiple=multiple,
@@ -101,7 +115,7 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
 
 
 def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> Transients:
-    """Compute a short and a longer chunk, at the start and after a context, and fit the peaks.
+    """Compute short and longer chunks, at the start and after a context, and fit the peaks.
 
     Args:
         layout: the model's.
@@ -109,23 +123,37 @@ def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> 
         block: tokens that attend at a time; None where attention is one kernel.
     """
     peak = Peaks(layout, prefill)
-    probes = [(tokens, before) for before in (0, _CONTEXT) for tokens in (SHORT, _LONG)]
+    long, context = (_LONG_FUSED, _CONTEXT_FUSED) if block is None else (_LONG, _CONTEXT)
+    probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
     peaks = np.array([peak(*probe) for probe in probes], float)
-    few, long = peaks[2:] - peaks[:2]  # more after the context
-    if block is None or long * SHORT > _NOISE * few * block:
-        block = UNBROKEN  # or the model brings an attention of its own, of a whole chunk
-    features = [
-        [1, tokens, tokens + before, min(tokens, block) * (tokens + before)]
-        for tokens, before in probes
-    ]
+    seen = [tokens + before for tokens, before in probes]
+    features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
     solved = np.linalg.solve(np.array(features, float), peaks)
-    context, pair = np.maximum(solved[2:], 0).tolist()
-    short, long = (
-        peak - (context + pair * min(tokens, block)) * tokens
-        for (tokens, _), peak in zip(probes[:2], peaks.tolist()[:2], strict=True)
-    )
-    token = max(0.0, (long - short) / (_LONG - SHORT))
-    return Transients(short - token * SHORT, token, context, pair, block)
+    fitted = Transients(*np.maximum(solved, 0).tolist())
+    if block is not None:
+        _fit_blocks(fitted, peak, block)
+    return fitted
+
+
+def _fit_blocks(fitted: Transients, peak: "Peaks", block: int) -> None:
+    """Find out whether attention is computed in blocks of a chunk.
+
+    Some models bring an attention, or scores, of their own: of all of a chunk together. If some
+    of their layers only do, the peak lies between, and grows with the chunk like the larger. A
+    recurrence that is computed in steps grows with the pairs of one.
+    """
+    fitted.block = block
+    if peak(_MANY, _MANY) > _NOISE * fitted.worst_case(_MANY, _MANY) / UNFORESEEN:
+        fitted.block = UNBROKEN
+    more = {}
+    for tokens in (_MANY, _MOST):
+        expected, seen = fitted.worst_case(tokens, 0) / UNFORESEEN, peak(tokens, 0)
+        more[tokens] = seen - expected + SMALL if seen > _NOISE * expected else 0.0
+    if more[_MOST] < _GROWS * more[_MANY]:
+        fitted.step = _MANY
+    for tokens, above in more.items():
+        pairs = (min(tokens, fitted.step) - FITTED) ** 2
+        fitted.within = max(fitted.within, above / pairs)
 
 
 class Peaks:
@@ -160,7 +188,7 @@ class Peaks:
             peaks.append(self.once(tokens, context))
             slow = time.monotonic() - started >= _SLOW
             spent, again = time.process_time() - begun, len(peaks) - 1
-            enough = spent >= _QUICK and (again >= SHORTEST or spent >= _SHORT * again)
+            enough = spent >= _QUICK and (again >= _FEWEST or spent >= _SHORT * again)
             if slow or enough or _settled(peaks):
                 return max(peaks)
 

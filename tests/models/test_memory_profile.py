@@ -317,27 +317,36 @@ def test_what_nobody_uses_is_not_taken_for_weights() -> None:
 # -- computing ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("block", "real"), [(BLOCK, BLOCK), (BLOCK, 1 << 30), (None, 1 << 30)])
-def test_probes_are_fitted(block: int | None, real: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever of a peak is a chunk's, a token's, the context's or a pair's is told apart.
-
-    Also where a model's own attention takes a whole chunk, though the backend's takes blocks.
-    """
+@pytest.mark.parametrize(
+    ("block", "within", "step"),
+    [
+        *itertools.product([BLOCK, 1 << 30], [0, 4], [1 << 30]),
+        (1 << 30, 40, 2 * BLOCK),
+    ],
+)
+def test_probes_are_fitted(
+    block: int, within: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of a peak is a chunk's, a token's, the context's or a pair's is told apart."""
+    loaded = zoo_model("llama")
+    if loaded.backend.block is None:
+        block, within = 1 << 30, 0  # nothing is cut there
 
     def peak(peaks: object, tokens: int, context: int) -> int:
         del peaks
-        each = 100 + 5 * min(tokens, real)
-        return 500_000 + 3000 * tokens + each * (context + tokens)
+        seen, beyond = context + tokens, max(0, min(tokens, step) - BLOCK)
+        each = 200 + 5 * min(tokens, block)
+        return 500_000 + 3000 * tokens + each * seen + within * beyond**2
 
     monkeypatch.setattr(Peaks, "once", peak)
-    fitted = measure_transients(zoo_model("llama").layout, None, block)
+    fitted = measure_transients(loaded.layout, None, loaded.backend.block)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
         assert fitted.worst_case(tokens, context) == fitted.estimate(tokens, context)
 
 
-def test_long_chunks_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """What short ones leave alive says too little: launching gets further ahead of long ones."""
     loaded = zoo_model("llama")
     tried: list[tuple[int, int]] = []
@@ -415,6 +424,13 @@ def test_a_probe_that_computed_at_once_is_run_again(
     fitted = measure_transients(loaded.layout, None, loaded.backend.block)
     expected = 1.25 * (500_000 + 3000 * 100 + 200 * 177 + 2**16)
     assert fitted.estimate(100, 77) == pytest.approx(expected, abs=2)
+
+
+def test_a_mask_of_a_whole_chunk_is_foretold() -> None:
+    """What llama4 makes of a chunk's own pairs at once is not cut with its attention."""
+    runner = load("llama4")
+    assert (transients_of(runner).within > 0) == (choose().block is not None)
+    assert transients_of(load("llama")).within == 0
 
 
 @pytest.mark.parametrize(("name", "chunk"), batch_fixture.each([32, 300, 512]))
