@@ -18,7 +18,6 @@ ONE_CLASS = 1 << 62
 SHARED = 32
 """Longest end of shared spans, in tokens, that a row copies."""
 
-
 _LEAST_POSITIONS = 64
 
 
@@ -35,11 +34,19 @@ class BatchPlanner:
         batch: as it is before.
         rules: of the model.
         coming: number of sequences that will soon enter.
+        may_copy: rows may be copied so that there are fewer.
     """
 
     def __init__(
-        self, decode: Sequence[State], batch: Batch, rules: Rules, coming: int = 0
+        self,
+        decode: Sequence[State],
+        batch: Batch,
+        rules: Rules,
+        *,
+        coming: int = 0,
+        may_copy: bool = True,
     ) -> None:
+        self._may_copy = may_copy
         self._decode = decode
         self._coming = coming
         self._batch = batch
@@ -61,14 +68,9 @@ class BatchPlanner:
             for limit, buffer in batch.windows.items()
         }
 
-    def call(self, *, may_copy: bool) -> Call:
-        """Plan the call.
-
-        Args:
-            may_copy: rows may be copied so that there are fewer.
-        """
-        self._may_copy = may_copy
-        rows, relocated = self._rows(may_copy=may_copy)
+    def call(self) -> Call:
+        """Plan the call."""
+        rows, relocated = self._rows()
         regroups = bool(self._moves or relocated or self._new) or self._batch.groups is None
         entered = [self._slot_of(state) for state in self._new]
         self._own = dict(self._had)  # own tokens of each row, after the moves
@@ -76,7 +78,7 @@ class BatchPlanner:
         longer = [move for move in shares if self._own[move.slot] > self._had[move.slot]]
         self._moves += [move for move in shares if move not in longer]
         before = dict(self._seats)
-        shapes = self._take_seats(rows, only=len(set(map(self._limit, self._own))) == 1)
+        shapes = self._take_seats(rows)
         moved = [slot for slot, seat in before.items() if self._seats[slot].limit != seat.limit]
         windows = self._room_in_windows()
         if (
@@ -117,11 +119,11 @@ class BatchPlanner:
 
     # -- slots -------------------------------------------------------------------------
 
-    def _rows(self, *, may_copy: bool) -> tuple[int, list[tuple[int, int]]]:
+    def _rows(self) -> tuple[int, list[tuple[int, int]]]:
         """Choose the number of rows, and which rows move so that there are so few."""
         needed = rows_for(len(self._decode), self._rules.row_multiple)
         soon = rows_for(len(self._decode) + self._coming, self._rules.row_multiple)
-        if may_copy and soon < self._batch.rows:
+        if self._may_copy and soon < self._batch.rows:
             return soon, self._relocate(soon)
         has_room = self._stays and needed <= self._batch.rows
         return (self._batch.rows if has_room else max(soon, self._batch.rows)), []
@@ -206,21 +208,16 @@ class BatchPlanner:
         while limit < needed:
             limit *= 2
         seat = self._seats.get(slot)
-        stays = seat is not None and limit <= seat.limit
-        if seat is None or not stays or (self._may_copy and seat.limit >= 4 * limit):
+        if seat is None or seat.limit < limit or (self._may_copy and seat.limit >= 4 * limit):
             return limit
         return seat.limit
 
-    def _take_seats(self, rows: int, *, only: bool) -> list[ClassShape]:
-        """Give each row a seat.
-
-        Args:
-            rows: of the batch.
-            only: there is one class.
-        """
+    def _take_seats(self, rows: int) -> list[ClassShape]:
+        """Give each row a seat. An only class has as many rows as the batch, in their order."""
         classes: dict[int, list[int]] = {}
         for slot in sorted(self._own):
             classes.setdefault(self._limit(slot), []).append(slot)
+        only = len(classes) == 1
         return [
             self._shape(limit, slots, rows if only else bucket(len(slots)), exactly=only)
             for limit, slots in sorted(classes.items())
@@ -239,9 +236,10 @@ class BatchPlanner:
         longest = max(self._own[slot] for slot in slots) + 1
         needed = min(positions_for(longest), limit)
         stay = [s for s in slots if s in self._seats and self._seats[s].limit == limit]
-        most = (wanted if exactly else wanted * 3 // 2 + 1) if self._may_copy else rows
-        fits = (wanted if exactly and self._may_copy else len(slots)) <= rows <= most
-        if fits and needed <= positions:
+        fits = len(slots) <= rows and needed <= positions
+        if self._may_copy:
+            fits &= rows == wanted if exactly else rows <= wanted * 3 // 2 + 1
+        if fits:
             kept, taken = None, {self._seats[slot].row for slot in stay}
         else:
             kept, taken, rows, positions = tuple(stay), set(range(len(stay))), wanted, needed

@@ -60,7 +60,7 @@ def plan_decode(
         parts = [decode[at : at + EXACT_ROWS] for at in range(0, len(decode), EXACT_ROWS)]
         calls = [_exact(part) for part in parts]
     elif rules.batches and (len(decode) > 1 or _stays(decode[0], coming, may_copy=may_copy)):
-        calls = [BatchPlanner(decode, batch, rules, coming).call(may_copy=may_copy)]
+        calls = [BatchPlanner(decode, batch, rules, coming=coming, may_copy=may_copy).call()]
     else:
         calls = [_single(state, rules, may_copy=may_copy) for state in decode]
     return DecodePlan(tuple(calls), rules.overlaps)

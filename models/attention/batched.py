@@ -119,7 +119,7 @@ class BatchedLayer(ABC):
 
 
 class RowsLayer:
-    """What a layer of rows has to do with where their own keys and values lie.
+    """A layer of rows: their own keys and values, wherever they lie.
 
     Args:
         step: shared by all layers.

@@ -33,7 +33,7 @@ def scores_of(
     return scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
 
 
-def of_rows(queries: Queries, members: mx.array | slice | None) -> Queries:
+def of_rows(queries: Queries, members: mx.array | None) -> Queries:
     """Take the queries of some rows.
 
     Args:

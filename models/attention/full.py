@@ -90,8 +90,8 @@ class BatchedTokenLayer(RowsLayer, BatchedLayer):
             spread(part, slots, queries[0].shape)
             for part, (_, slots) in zip(parts, shared, strict=False)
         ]
-        own_parts = parts[len(shared) :]
-        return [*whole, Part(*[self._in_order(list(x)) for x in zip(*own_parts, strict=True)])]
+        own_parts = zip(*parts[len(shared) :], strict=True)
+        return [*whole, Part(*[self._own.in_order(list(each)) for each in own_parts])]
 
     def _attend_to_own(self, queries: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
         """Compute attention where nothing is shared: one call for each class."""
@@ -101,12 +101,7 @@ class BatchedTokenLayer(RowsLayer, BatchedLayer):
             )
             for each, held in zip(self._own.members, self._held, strict=True)
         ]
-        return self._in_order(outputs)
-
-    def _in_order(self, of_classes: list[mx.array]) -> mx.array:
-        """Order what was computed for each class's rows by slot."""
-        whole = of_classes[0] if len(of_classes) == 1 else mx.concatenate(of_classes, axis=0)
-        return whole if self._own.order is None else whole[self._own.order]
+        return self._own.in_order(outputs)
 
     def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
         return [span.layer(self._index) for span in spans]

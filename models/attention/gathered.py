@@ -42,7 +42,7 @@ class Gathering:
         mask = (
             mx.ones((ring.rows, 1, 1, ring.positions), mx.bool_) if ring.mask is None else ring.mask
         )
-        own = self.in_order(mask[:, 0, 0])
+        own = self._own.in_order([mask[:, 0, 0]])
         seen = own if self._leased[1] is None else mx.concatenate([self._leased[1], own], axis=1)
         return seen.reshape(len(seen), *[1] * (self._axes - 2), -1)
 
@@ -57,7 +57,7 @@ class Gathering:
         Returns:
             `[rows, heads, tokens, size]`.
         """
-        own = self.in_order(own)
+        own = self._own.in_order([own])
         rows = len(own)
 
         def read(spans: Sequence[SpanRun]) -> list[mx.array]:
@@ -74,10 +74,6 @@ class Gathering:
     @property
     def _shared(self) -> list[Shared]:
         return self._step.shared
-
-    def in_order(self, own: mx.array) -> mx.array:
-        """Order what the rows' buffer has by slot."""
-        return own if self._own.order is None else own[self._own.order]
 
     def _mask_of_leased(self) -> mx.array | None:
         tokens = sum(_length(spans) for spans, _ in self._shared)

@@ -111,8 +111,8 @@ class LengthClasses:
         old, self._classes = self._classes, {}
         for shape in shapes:
             buffer = old.get(shape.limit) or self._new(shape.limit)
-            kept = None if shape.kept is None else [before[slot].row for slot in shape.kept]
-            if kept is not None or (buffer.rows, buffer.positions) != (shape.rows, shape.positions):
+            if shape.kept is not None:
+                kept = [before[slot].row for slot in shape.kept]
                 buffer.resize(shape.rows, shape.positions, kept)
             self._classes[shape.limit] = buffer
         for slot in before.keys() - seats.keys():
@@ -223,6 +223,11 @@ class LengthClasses:
             All of that tensor, `[rows, heads, positions, size]` for each class.
         """
         return [each.buffer.append(index, each.of(tensor)) for each in self.members]
+
+    def in_order(self, of_classes: list[mx.array]) -> mx.array:
+        """Put what has a row for each row of a class, class after class, in the order of slots."""
+        whole = of_classes[0] if len(of_classes) == 1 else mx.concatenate(of_classes, axis=0)
+        return whole if self.order is None else whole[self.order]
 
     def end_step(self, used: Iterable[int]) -> None:
         """Go on to the next position; rows that are not in use stay empty."""

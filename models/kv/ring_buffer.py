@@ -152,7 +152,7 @@ class RingBuffer:
         self.tensors = [None] * len(self.tensors)
         self.lengths, self._fresh = [], set()
         self.positions = self._next = 0
-        self._drop_masks()
+        self._drop_mask()
 
     def begin_step(self) -> None:
         """Count a token more in every row; a full row loses its oldest token."""
@@ -160,7 +160,7 @@ class RingBuffer:
             self._next = 0
         self._fresh = set()
         self.lengths = [min(length + 1, self.positions) for length in self.lengths]
-        self._drop_masks()
+        self._drop_mask()
 
     @cached_property
     def mask(self) -> mx.array | None:
@@ -169,17 +169,9 @@ class RingBuffer:
         seen = (ages[None] < np.array(self.lengths)[:, None])[:, None, None, :]
         return None if seen.all() else mx.array(seen)
 
-    @cached_property
-    def spans(self) -> mx.array:
-        """`[rows, 2]`: the position of a row's oldest token in this step, and its token count."""
-        lengths = np.array(self.lengths, np.int32)
-        first = (self._next + 1 - lengths) % self.positions
-        return mx.array(np.stack([first, lengths], axis=1))
-
-    def _drop_masks(self) -> None:
-        """Drop the last step's `mask` and `spans`. Readers use at most one of the two."""
-        for name in ("mask", "spans"):
-            vars(self).pop(name, None)
+    def _drop_mask(self) -> None:
+        """Drop the last step's `mask`."""
+        vars(self).pop("mask", None)
 
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's position of one tensor, `[rows, heads, 1, size]`; return all of it."""

@@ -274,10 +274,6 @@ class PackedSpan:
         """True if `other` is what follows in the same storage."""
         return self.storage is other.storage and self.stop == other.start
 
-    def copy(self, start: int, stop: int) -> Self:
-        """Copy its tokens `[start, stop)` into a new storage."""
-        return type(self)(copied(self.storage, self.start + start, self.start + stop))
-
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut into `[0, at)` and `[at, length)`, without a copy. The span itself is closed."""
         storage = self._leave()

@@ -13,6 +13,7 @@ import pytest
 from umbel.cachestore.ledger import Kind, Ledger
 from umbel.cachestore.spans import Loan, Spans
 from umbel.models.kv import stored
+from umbel.models.kv.spans import PackedSpan, copied
 from umbel.models.kv.stored import DiskCodec, load_span
 
 from .test_stored import APART, CODECS, HOST, Stored, bits, write
@@ -105,4 +106,4 @@ def test_parts_are_short(
     longest = max(part.nbytes for array in exported.tensors.values() for part in array.parts)
     assert longest <= max(piece, 4)
     loaded = load_span([(write(tmp_path, "s.safetensors", exported), 0, 111)])
-    assert bits(loaded.arrays) == bits(span.copy(20, 131).arrays)
+    assert bits(loaded.arrays) == bits(PackedSpan(copied(span.storage, 20, 131)).arrays)
