@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from umbel.daemon.config import Settings
-from umbel.daemon.model_advice import SHARED, Entry, table
-from umbel.daemon.model_fit import Machine, agents, fit, machine_of
-from umbel.daemon.model_machine import Device, Planned
+from umbel.daemon.models.advice import SHARED, Entry, table
+from umbel.daemon.models.fit import Machine, agents, fit, machine_of
+from umbel.daemon.models.machine import Device, Planned
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"

@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from umbel.daemon.app import application
 from umbel.daemon.config import Settings
-from umbel.daemon.handlers.entry import Entry
+from umbel.daemon.http.app import application
+from umbel.daemon.http.handlers.entry import Entry
 
 from .answers import Answer
 from .daemon.fixtures import TINY_CONTEXT

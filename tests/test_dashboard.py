@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from umbel.cachestore.tries import CacheStatistics
-from umbel.daemon.metrics import Metrics
+from umbel.daemon.observability.metrics import Metrics
 from umbel.scheduler.statistics import EngineStatistics, MemoryUse
 from umbel.scheduler.times import Activity, Times
 

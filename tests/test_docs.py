@@ -16,12 +16,11 @@ import typer.main
 from msgspec import Meta
 from typer.core import TyperGroup
 
-from umbel.daemon.app import application
 from umbel.daemon.cli import app as cli
 from umbel.daemon.config import SETTINGS, Settings
-from umbel.daemon.generation import Generation
-from umbel.daemon.handlers.entry import Entry
-from umbel.daemon.metrics import Metrics
+from umbel.daemon.http.app import application
+from umbel.daemon.http.handlers.entry import Entry
+from umbel.daemon.observability.metrics import Metrics
 from umbel.daemon.protocols import (
     chat,
     completions,
@@ -35,6 +34,7 @@ from umbel.daemon.protocols import (
     tokens,
     tools,
 )
+from umbel.daemon.requests.generation import Generation
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue

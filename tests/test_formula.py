@@ -17,8 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from umbel.daemon import state_saving
 from umbel.daemon.config import SETTINGS
+from umbel.daemon.lifecycle import state_saving
 
 from .test_packaging import locked
 

@@ -26,7 +26,7 @@ from .installing import (
 
 PIPX = "pipx==1.18.4"
 METHOD = """
-from umbel.daemon.install_method import install_method
+from umbel.daemon.cli.install_method import install_method
 method = install_method()
 print(method.name, method.upgrade, sep="\\n")
 """

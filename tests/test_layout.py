@@ -53,9 +53,9 @@ OF_DEVICES = frozenset(
 # Modules outside that may name one, and why.
 NAMES_DEVICES = {
     "daemon/config/serving.py": "the values of the setting `backend`",
-    "daemon/doctor.py": "`umbel doctor` says what MLX computes on, and what is amiss",
-    "daemon/model_fit.py": "machines that a user plans for",
-    "daemon/model_machine.py": "likewise",
+    "daemon/cli/doctor.py": "`umbel doctor` says what MLX computes on, and what is amiss",
+    "daemon/models/fit.py": "machines that a user plans for",
+    "daemon/models/machine.py": "likewise",
 }
 # What may be imported of models/backends by whom: a folder ends in a slash.
 BACKENDS = "models.backends"
@@ -65,14 +65,14 @@ OF_BACKENDS = {
     "daemon/": frozenset({"Limits", "limits_of"}),
 }
 REPORTS_THE_DEVICE = frozenset(
-    {"daemon/daemon_metrics.py", "daemon/doctor.py", "daemon/model_fit.py"}
-    | {"daemon/model_loader.py", "daemon/status.py", "models/runtime.py"}
+    {"daemon/observability/daemon_metrics.py", "daemon/cli/doctor.py", "daemon/models/fit.py"}
+    | {"daemon/models/loader.py", "daemon/observability/status.py", "models/runtime.py"}
 )
 # Modules of models/backends that are no backend, and what may import them.
 NO_BACKENDS = {
     "blas": ("models/__init__.py",),
     "environment": ("models/__init__.py",),
-    "memory": ("models/runtime.py", "daemon/memory_budget.py", "daemon/model_fit.py"),
+    "memory": ("models/runtime.py", "daemon/models/memory_budget.py", "daemon/models/fit.py"),
     "output_rows": ("models/",),
 }
 # The most attributes that an instance has: what a reader must hold of it.
@@ -398,8 +398,8 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
         ("models/kv/spans.py", "from ..backends import device_name"),
         ("scheduler/engine.py", "from ..models.backends import choose"),
         ("scheduler/engine.py", "from ..models.backends.memory import gpu_memory"),
-        ("daemon/assembly.py", "from ..models.backends import Backend"),
-        ("daemon/assembly.py", "from ..models.backends.metal import METAL"),
+        ("daemon/models/assembly.py", "from ..models.backends import Backend"),
+        ("daemon/models/assembly.py", "from ..models.backends.metal import METAL"),
     ],
 )
 def test_planted_device_is_found(module: str, source: str) -> None:
@@ -413,8 +413,8 @@ def test_planted_device_is_found(module: str, source: str) -> None:
         ("models/backends/cuda/__init__.py", 'mx.fast.cuda_kernel(name="cuda")'),
         ("models/runner.py", "from .backends import Backend, choose"),
         ("scheduler/engine.py", "from ..models.backends import Limits"),
-        ("daemon/assembly.py", "from ..models.backends import Limits, limits_of"),
-        ("daemon/status.py", "from ..models.backends import device_name"),
+        ("daemon/models/assembly.py", "from ..models.backends import Limits, limits_of"),
+        ("daemon/observability/status.py", "from ..models.backends import device_name"),
     ],
 )
 def test_allowed_device_is_no_fault(module: str, source: str) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
-from ..client import StreamEvent
+from ..cli.client import StreamEvent
 from ..errors import ClientError
 from ..terminal.console import moves, spinner
 from ..terminal.keys import without_echo

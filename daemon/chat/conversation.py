@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..client import Client, StreamEvent
+from ..cli.client import Client, StreamEvent
 from ..errors import ClientError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ..aliases import DEFAULT_MODEL
-from ..client import Client
+from ..cli.client import Client
+from ..cli.private import private_daemon
 from ..errors import ClientError
-from ..private import private_daemon
+from ..models.aliases import DEFAULT_MODEL
 from ..terminal.start_view import shown
 
 _POLL = 0.2  # seconds

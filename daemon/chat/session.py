@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console
 
 from ..errors import ClientError
-from ..signals import StopSignals
+from ..lifecycle.signals import StopSignals
 from ..terminal.console import moves
 from .answer import end_line, print_answer
 from .commands import command_of, ends, obey, question_of

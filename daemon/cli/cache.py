@@ -15,7 +15,7 @@ from .options import takes_settings
 from .running import fail, refuse, report_console, run
 
 if TYPE_CHECKING:
-    from ..cache_report import ModelCache
+    from .cache_report import ModelCache
 
 T = TypeVar("T")
 Model = Annotated[
@@ -36,7 +36,7 @@ app = typer.Typer(
 @takes_settings("socket", serves=False)
 def cache_stats(*, model: Model = None, json: Json = False, settings: Settings) -> None:
     """Print the cache's shape and size."""
-    from ..cache_report import stats, stats_json  # noqa: PLC0415  (keeps --help quick)
+    from .cache_report import stats, stats_json  # noqa: PLC0415  (keeps --help quick)
 
     _report(stats_json if json else stats, model, settings)
 
@@ -45,7 +45,7 @@ def cache_stats(*, model: Model = None, json: Json = False, settings: Settings) 
 @takes_settings("socket", serves=False)
 def cache_ls(*, model: Model = None, settings: Settings) -> None:
     """List your own nodes, as a tree; those of all tenants if you run the daemon."""
-    from ..cache_report import nodes  # noqa: PLC0415  (keeps --help quick)
+    from .cache_report import nodes  # noqa: PLC0415  (keeps --help quick)
 
     _report(nodes, model, settings)
 
@@ -54,7 +54,7 @@ def cache_ls(*, model: Model = None, settings: Settings) -> None:
 @takes_settings("socket", serves=False)
 def cache_verify(*, model: Model = None, settings: Settings) -> None:
     """Check the cache's invariants; exit status 1 if one is broken."""
-    from ..cache_report import verify  # noqa: PLC0415  (keeps --help quick)
+    from .cache_report import verify  # noqa: PLC0415  (keeps --help quick)
 
     if not _report(verify, model, settings):
         raise typer.Exit(1)
@@ -64,7 +64,7 @@ def cache_verify(*, model: Model = None, settings: Settings) -> None:
 @takes_settings("socket", serves=False)
 def cache_clear(*, model: Model = None, settings: Settings) -> None:
     """Forget what you have there, in memory and on disk; what runs or is pinned stays."""
-    from ..cache_report import clear  # noqa: PLC0415  (keeps --help quick)
+    from .cache_report import clear  # noqa: PLC0415  (keeps --help quick)
 
     _report(clear, model, settings)
 
@@ -92,7 +92,7 @@ def cache_pin(
     settings: Settings,
 ) -> None:
     """Keep a system prompt, or a conversation, whatever else wants room."""
-    from ..cache_report import pin  # noqa: PLC0415  (keeps --help quick)
+    from .cache_report import pin  # noqa: PLC0415  (keeps --help quick)
 
     if (prompt is None) == (conversation is None):
         refuse(FlagError("name a file with a system prompt, or a --conversation"))
@@ -118,7 +118,7 @@ def cache_unpin(
     settings: Settings,
 ) -> None:
     """Let a pinned prompt or conversation age like anything else."""
-    from ..cache_report import unpin  # noqa: PLC0415  (keeps --help quick)
+    from .cache_report import unpin  # noqa: PLC0415  (keeps --help quick)
 
     _report(lambda cache, console: unpin(cache, console, name, shared=shared), model, settings)
 
@@ -137,6 +137,6 @@ def _report(
     model: str | None,
     settings: Settings,
 ) -> T:
-    from ..cache_report import ModelCache  # noqa: PLC0415  (keeps --help quick)
+    from .cache_report import ModelCache  # noqa: PLC0415  (keeps --help quick)
 
     return run(report(ModelCache(settings.socket_path, model), report_console()))

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from ..config import SETTINGS, Settings
-from ..early_signals import has_terminal
 from ..errors import ClientError, ConfigError, FlagError, ServiceError, StartError
-from ..signals import StopSignals
+from ..lifecycle.early_signals import has_terminal
+from ..lifecycle.signals import StopSignals
 from . import cache, keys, models, service
 from .group import Group
 from .options import takes_settings
@@ -55,7 +55,7 @@ def _version(
 @takes_settings()
 def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
     """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
-    from .. import logs  # noqa: PLC0415  (keeps --help quick)
+    from ..observability import logs  # noqa: PLC0415  (keeps --help quick)
     from ..terminal.console import standard_error  # noqa: PLC0415  (as above)
     from ..terminal.display import TerminalDisplay  # noqa: PLC0415  (as above)
 
@@ -66,7 +66,7 @@ def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
         else:
             logs.configure_terminal(console, settings.log_level)
         _announce()
-        from .. import server  # noqa: PLC0415  (imports mlx, for seconds)
+        from ..lifecycle import server  # noqa: PLC0415  (imports mlx, for seconds)
 
         server.serve(
             settings,
@@ -153,7 +153,7 @@ def demo(
     model: Annotated[str, typer.Option(help=_MODEL.about.does)] = _MODEL.default,
 ) -> None:
     """Show many agents with one system prompt at work on a private daemon."""
-    from .. import demo as agents_at_work  # noqa: PLC0415  (keeps --help quick)
+    from . import demo as agents_at_work  # noqa: PLC0415  (keeps --help quick)
 
     if not run(agents_at_work.demo(agents=agents, max_tokens=max_tokens, model=model)):
         raise typer.Exit(1)
@@ -177,7 +177,7 @@ def top(
 @takes_settings("socket", "stop_grace", serves=False)
 def stop(*, settings: Settings) -> None:
     """Stop the daemon in order, and wait until it has ended; a second time cuts the grace short."""
-    from ..stop import stop as end  # noqa: PLC0415  (keeps --help quick)
+    from .stop import stop as end  # noqa: PLC0415  (keeps --help quick)
 
     try:
         pid = end(settings.socket_path, settings.stop_grace)
@@ -215,7 +215,7 @@ def ps(*, json: Json = False, settings: Settings) -> None:
 @takes_settings("socket", serves=False)
 def doctor(*, json: Json = False, settings: Settings) -> None:
     """Check what a daemon needs; each line is ok, a warning or a problem."""
-    from ..doctor import examine, report  # noqa: PLC0415  (imports mlx)
+    from .doctor import examine, report  # noqa: PLC0415  (imports mlx)
 
     findings = run(examine(settings))
     console = report_console()

@@ -6,8 +6,8 @@ import typer
 
 from ..config import Settings
 from ..errors import ClientError, FlagError
-from ..model_machine import Device, Planned
-from ..signals import StopSignals
+from ..lifecycle.signals import StopSignals
+from ..models.machine import Device, Planned
 from .group import Group
 from .options import takes_settings
 from .running import fail, refuse, report_console, run
@@ -62,7 +62,7 @@ def pull(
     json: Json = False,
 ) -> None:
     """Download a model; one that came in part goes on where it ended."""
-    from ..model_pull import pull as fetch  # noqa: PLC0415  (keeps --help quick)
+    from ..models.pull import pull as fetch  # noqa: PLC0415  (keeps --help quick)
 
     signals = StopSignals()
     lines = run(fetch(name, json=json), signals)
@@ -75,7 +75,7 @@ def rm(
     name: Annotated[str, typer.Argument(help="A Hugging Face repo org/name, or smollm2.")],
 ) -> None:
     """Delete a downloaded model; one that a daemon has loaded stays in its memory."""
-    from ..model_removal import remove  # noqa: PLC0415  (keeps --help quick)
+    from ..models.removal import remove  # noqa: PLC0415  (keeps --help quick)
 
     try:
         typer.echo(remove(name))
@@ -97,7 +97,7 @@ def recommend(
     settings: Settings,
 ) -> None:
     """Say which models of Hugging Face's mlx-community fit, and what they are good for."""
-    from ..model_advice import recommend as advise  # noqa: PLC0415  (keeps --help quick)
+    from ..models.advice import recommend as advise  # noqa: PLC0415  (keeps --help quick)
 
     console = report_console()
     machine = _planned(memory, device)
@@ -106,7 +106,7 @@ def recommend(
 
 
 def _list(planned: Planned, settings: Settings, *, json: bool) -> None:
-    from ..model_list import report  # noqa: PLC0415  (keeps --help quick)
+    from ..models.list import report  # noqa: PLC0415  (keeps --help quick)
 
     console = report_console()
     for line in run(report(planned, settings, json=json)):

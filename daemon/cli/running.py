@@ -10,7 +10,7 @@ from rich.markup import escape
 from typer._click.globals import get_current_context
 
 from ..errors import ClientError, FlagError
-from ..signals import StopSignals
+from ..lifecycle.signals import StopSignals
 
 T = TypeVar("T")
 

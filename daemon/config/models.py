@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ..aliases import DEFAULT_MODEL, LONGEST_ALIAS
 from ..errors import ConfigError
+from ..models.aliases import DEFAULT_MODEL, LONGEST_ALIAS
 from ..quoting import quote
 from .tables import in_words
 

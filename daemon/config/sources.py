@@ -12,9 +12,9 @@ import msgspec
 import platformdirs
 
 from ...ownership import ADVICE, file_fault, readable_by_all
-from ..aliases import check_aliases, read_aliases
 from ..errors import ConfigError, FlagError
-from ..origins import check_origins
+from ..http.origins import check_origins
+from ..models.aliases import check_aliases, read_aliases
 from ..quoting import quote
 from .models import check_default, check_names, read_models
 from .serving import KEYS_FILE

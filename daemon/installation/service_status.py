@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..client import Client
+from ..cli.client import Client
 from ..errors import ClientError
 
 _PATIENCE = 5.0  # seconds in which a daemon says how it is

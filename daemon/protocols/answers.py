@@ -4,8 +4,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..answer_reader import Delta
-from ..failures import APIError
+from ..http.failures import APIError
+from ..requests.answer_reader import Delta
 
 
 class AnswerEncoder(Protocol):

@@ -6,10 +6,10 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import CacheHint, Constraint, Conversation, Message, ToolCall
-from ..decoding import decode_part
-from ..failures import APIError
+from ..http.decoding import decode_part
+from ..http.failures import APIError
 from ..quoting import quote
-from ..workers import Check
+from ..requests.workers import Check
 from .cache_control import MarkedText, marked
 from .generation_request import GenerationRequest, unsupported
 from .openai_fields import (

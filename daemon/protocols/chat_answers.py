@@ -5,9 +5,9 @@ from typing import Any
 from ...models.text.conversation import ToolCall
 from ...models.text.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from ...scheduler.request import FinishReason
-from ..answer_reader import Delta
-from ..generation import Generation
-from ..logprobs import Told
+from ..requests.answer_reader import Delta
+from ..requests.generation import Generation
+from ..requests.logprobs import Told
 from .openai_answers import OpenAIAnswers
 
 

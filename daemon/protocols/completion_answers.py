@@ -3,9 +3,9 @@
 from typing import Any
 
 from ...models.text.events import TextDelta
-from ..answer_reader import Delta
-from ..generation import Generation
-from ..logprobs import TokenLogProb, Told
+from ..requests.answer_reader import Delta
+from ..requests.generation import Generation
+from ..requests.logprobs import TokenLogProb, Told
 from .answers import COMMENT
 from .openai_answers import OpenAIAnswers
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any, cast
 
 from msgspec import Meta, Raw
 
-from ..decoding import decode_part
-from ..failures import APIError
-from ..workers import Check
+from ..http.decoding import decode_part
+from ..http.failures import APIError
+from ..requests.workers import Check
 from .generation_request import MAX_ANSWERS, GenerationRequest, Prompt, unsupported
 from .openai_fields import OpenAIFields, bound_of
 

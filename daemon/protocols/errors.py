@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ..answer_headers import REQUEST_ID
-from ..failures import APIError
-from ..spellings import below_v1
+from ..http.answer_headers import REQUEST_ID
+from ..http.failures import APIError
+from ..http.spellings import below_v1
 from .answers import named_event
 
 MESSAGES = "/v1/messages"

@@ -6,9 +6,9 @@ import msgspec
 
 from ...models.params import SamplingParams
 from ...models.text.conversation import Constraint, Conversation
-from ..decoding import ModelBody
-from ..failures import APIError
-from ..workers import Check
+from ..http.decoding import ModelBody
+from ..http.failures import APIError
+from ..requests.workers import Check
 
 Prompt = Conversation | str | list[int]
 """What is answered: a conversation, text, or token ids."""

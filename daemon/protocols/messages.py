@@ -8,9 +8,9 @@ from msgspec import Meta, Raw
 
 from ...models.params import SamplingParams
 from ...models.text.conversation import Constraint, Conversation, JSONSchema
-from ..failures import APIError
+from ..http.failures import APIError
 from ..quoting import quote
-from ..workers import Check
+from ..requests.workers import Check
 from .cache_control import CacheControl, Markable
 from .chat import MAX_MESSAGES
 from .errors import THREADS_UNSUPPORTED

@@ -14,10 +14,10 @@ from ...models.text.events import (
 )
 from ...models.text.json_text import close_json
 from ...scheduler.request import FinishReason
-from ..answer_reader import CollectedAnswer, Delta, Part
-from ..failures import APIError
-from ..generation import Generation
-from ..generations import Generations
+from ..http.failures import APIError
+from ..requests.answer_reader import CollectedAnswer, Delta, Part
+from ..requests.generation import Generation
+from ..requests.generations import Generations
 from .answers import named_event
 from .errors import messages_error
 from .signature import sign

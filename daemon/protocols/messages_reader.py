@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from ...models.text.conversation import CacheHint, Message, ToolCall
-from ..decoding import decode_part
-from ..failures import APIError
+from ..http.decoding import decode_part
+from ..http.failures import APIError
 from ..quoting import quote
 from .cache_control import marked
 from .messages_blocks import (

@@ -9,10 +9,10 @@ import structlog
 from msgspec import Raw
 
 from ...models.text.conversation import CacheHint, Tool, ToolChoice
-from ..decoding import decode_part
-from ..failures import APIError
+from ..http.decoding import decode_part
+from ..http.failures import APIError
 from ..quoting import quote
-from ..workers import Check
+from ..requests.workers import Check
 from .cache_control import Markable
 from .generation_request import unsupported
 from .tools import checked, choose

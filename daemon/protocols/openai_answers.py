@@ -4,10 +4,10 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from ..answer_reader import Delta
-from ..failures import APIError
-from ..generation import Generation, Usage
-from ..generations import Generations
+from ..http.failures import APIError
+from ..requests.answer_reader import Delta
+from ..requests.generation import Generation, Usage
+from ..requests.generations import Generations
 from .answers import COMMENT, data_event
 
 _DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from ...models.params import SamplingParams
 from ...models.text.conversation import Choice, Constraint, JSONObject, JSONSchema, Regex
-from ..failures import APIError
+from ..http.failures import APIError
 from .generation_request import GenerationBody, unsupported
 
 MAX_BIASES = 1024

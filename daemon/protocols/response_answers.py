@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...scheduler.request import FinishReason
-from ..answer_reader import Delta
-from ..failures import APIError
-from ..generations import Generations
+from ..http.failures import APIError
+from ..requests.answer_reader import Delta
+from ..requests.generations import Generations
 from .answers import named_event
 from .response_object import ResponseObject, Status
 from .response_output import Event, Output

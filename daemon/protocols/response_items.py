@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from ..decoding import decode_part, decode_parts
-from ..failures import APIError
+from ..http.decoding import decode_part, decode_parts
+from ..http.failures import APIError
 from ..quoting import quote
 from .chat import MAX_PARTS
 

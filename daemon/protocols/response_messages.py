@@ -8,10 +8,10 @@ import structlog
 from msgspec import Raw
 
 from ...models.text.conversation import Message, ToolCall
-from ..decoding import decode_part
-from ..failures import APIError
+from ..http.decoding import decode_part
+from ..http.failures import APIError
 from ..quoting import quote
-from ..workers import Check
+from ..requests.workers import Check
 from .response_items import (
     HOSTED,
     MAX_ITEMS,

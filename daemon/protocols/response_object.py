@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from ..failures import APIError
-from ..generation import Usage
+from ..http.failures import APIError
+from ..requests.generation import Usage
 from .openai_fields import bound_of
 from .responses import ResponsesRequest
 

@@ -14,8 +14,8 @@ from ...models.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ..answer_reader import Delta
-from ..logprobs import TokenLogProb, Told, TopLogProb
+from ..requests.answer_reader import Delta
+from ..requests.logprobs import TokenLogProb, Told, TopLogProb
 from .response_items import new_id
 from .response_tools import CalledTool
 from .signature import sign

@@ -8,10 +8,10 @@ import structlog
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import Tool, ToolChoice
-from ..decoding import decode_part
-from ..failures import APIError
+from ..http.decoding import decode_part
+from ..http.failures import APIError
 from ..quoting import quote
-from ..workers import Check
+from ..requests.workers import Check
 from .generation_request import unsupported
 from .response_items import internal_name, unsupported_kind
 from .tools import MAX_TOOLS, Function, checked, choose, read_choice

@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import Constraint, Conversation, Message
-from ..failures import APIError
+from ..http.failures import APIError
 from ..quoting import quote
-from ..workers import Check
+from ..requests.workers import Check
 from .chat import ConversationId, ConversationName
 from .generation_request import GenerationRequest, unsupported
 from .openai_fields import (

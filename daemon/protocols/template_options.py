@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..failures import APIError
+from ..http.failures import APIError
 from ..quoting import quote
 
 MAX_OPTIONS = 64

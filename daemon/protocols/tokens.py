@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import Conversation
-from ..decoding import ModelBody, decode_part
-from ..failures import APIError
-from ..workers import Check
+from ..http.decoding import ModelBody, decode_part
+from ..http.failures import APIError
+from ..requests.workers import Check
 from .chat import MAX_MESSAGES, ChatRequest
 from .generation_request import unsupported
 from .tools import ToolList

@@ -10,10 +10,10 @@ from msgspec import Meta, Raw
 from ...models.errors import GrammarError
 from ...models.text.conversation import Message, Tool, ToolChoice
 from ...models.text.schema_check import measure, mended
-from ..decoding import decode_part
-from ..failures import APIError
+from ..http.decoding import decode_part
+from ..http.failures import APIError
 from ..quoting import quote
-from ..workers import Check
+from ..requests.workers import Check
 from .generation_request import unsupported
 
 MAX_TOOLS = 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ... import __version__
-from ..display import Served
+from ..lifecycle.display import Served
 from .sizes import amount
 
 _BODY = """{"temperature": 0,

@@ -13,13 +13,13 @@ from rich.segment import ControlType
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ..display import Display, Served
+from ..lifecycle.display import Display, Served
 from .banner import banner
 from .console import moves, spinner
 from .phases import REFRESH, bars, in_words
 
 if TYPE_CHECKING:
-    from ..assembly import Phase
+    from ..models.assembly import Phase
 
 _WIPE = (ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 

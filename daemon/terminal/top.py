@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
-from ..client import Client
+from ..cli.client import Client
 from ..errors import ClientError
-from ..signals import StopSignals
+from ..lifecycle.signals import StopSignals
 from .keys import pressed
 from .picture import picture, unreachable
 from .rates import Rates

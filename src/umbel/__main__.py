@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 
-from .daemon.early_signals import has_terminal, hear_interrupts_always, leave_at_once
-from .daemon.process_end import end_process
+from .daemon.lifecycle.early_signals import has_terminal, hear_interrupts_always, leave_at_once
+from .daemon.lifecycle.process_end import end_process
 
 _STANDARD_ERROR = 2
 

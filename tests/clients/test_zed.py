@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.answer_reader import Delta
-from umbel.daemon.failures import APIError
-from umbel.daemon.generations import Generations
+from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.chat_answers import ChatAnswers
+from umbel.daemon.requests.answer_reader import Delta
+from umbel.daemon.requests.generations import Generations
 from umbel.models.text.events import ReasoningDelta, TextDelta
 
 from ..daemon.running import RunningDaemon, eventually

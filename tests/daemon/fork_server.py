@@ -133,7 +133,7 @@ def _adopt_orphans(*, yes: bool) -> None:
 def _serve() -> None:
     """Fork whenever asked to; return in each process that was forked."""
     import umbel.daemon.cli  # noqa: PLC0415  (what most of the time goes into)
-    import umbel.daemon.server  # noqa: F401, PLC0415
+    import umbel.daemon.lifecycle.server  # noqa: F401, PLC0415
 
     gc.collect()
     gc.freeze()  # or each would look through it, and so make a copy of its own

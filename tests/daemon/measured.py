@@ -6,9 +6,9 @@ from typing import Any, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from umbel.daemon.config import ModelSettings
-from umbel.daemon.daemon_metrics import DaemonMetrics, DaemonView
-from umbel.daemon.metrics import Metrics, render
-from umbel.daemon.model_slot import ModelSlot
+from umbel.daemon.models.slot import ModelSlot
+from umbel.daemon.observability.daemon_metrics import DaemonMetrics, DaemonView
+from umbel.daemon.observability.metrics import Metrics, render
 
 FOLDERS = cast("Any", SimpleNamespace(resting_bytes=5, budget=1000))
 """Folders of a disk tier, of which models that are not loaded have some."""

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from umbel.daemon.config import ModelSettings
-from umbel.daemon.display import Display
-from umbel.daemon.model_pool import ModelPool
-from umbel.daemon.model_slot import ModelSlot, Resident
-from umbel.daemon.service import Service
-from umbel.daemon.service_manager import ServiceManager
-from umbel.daemon.start_up import StartUp
-from umbel.daemon.workers import Workers
+from umbel.daemon.lifecycle.display import Display
+from umbel.daemon.lifecycle.service_manager import ServiceManager
+from umbel.daemon.lifecycle.start_up import StartUp
+from umbel.daemon.models.pool import ModelPool
+from umbel.daemon.models.slot import ModelSlot, Resident
+from umbel.daemon.requests.service import Service
+from umbel.daemon.requests.workers import Workers
 from umbel.scheduler.tenants import TenantUse
 
 

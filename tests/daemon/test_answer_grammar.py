@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from umbel.daemon.answer_grammar import conversation_grammar, text_grammar
+from umbel.daemon.requests.answer_grammar import conversation_grammar, text_grammar
 from umbel.models.params import Grammar
 from umbel.models.text.conversation import Conversation, JSONObject, Message, Tool, ToolChoice
 from umbel.models.text.grammar_compiler import GrammarCompiler

@@ -8,18 +8,18 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from umbel.daemon.arrivals import Arrival, Arrivals, Line
-from umbel.daemon.bodies import BodyBudget
-from umbel.daemon.caller import Caller
-from umbel.daemon.conversations import lines_of
-from umbel.daemon.deadlines import Wait
-from umbel.daemon.decoding import decode
-from umbel.daemon.generations import Generations
-from umbel.daemon.prompts import Prepared
+from umbel.daemon.http.bodies import BodyBudget
+from umbel.daemon.http.decoding import decode
+from umbel.daemon.identity.caller import Caller
+from umbel.daemon.identity.conversations import lines_of
+from umbel.daemon.identity.deadlines import Wait
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.generation_request import GenerationBody, GenerationRequest
 from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.daemon.service import Service
+from umbel.daemon.requests.arrivals import Arrival, Arrivals, Line
+from umbel.daemon.requests.generations import Generations
+from umbel.daemon.requests.prompts import Prepared
+from umbel.daemon.requests.service import Service
 from umbel.models.params import SamplingParams
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.order import Priority

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.daemon import bodies, decoding
-from umbel.daemon.bodies import MAX_BODY, TOKEN_BYTES, BodyBudget, check_values
-from umbel.daemon.decoding import MAX_PART, decode
-from umbel.daemon.failures import APIError
+from umbel.daemon.http import bodies, decoding
+from umbel.daemon.http.bodies import MAX_BODY, TOKEN_BYTES, BodyBudget, check_values
+from umbel.daemon.http.decoding import MAX_PART, decode
+from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.scheduler.errors import UnavailableError

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from umbel import __version__
-from umbel.daemon.running_daemon import warnings_of
+from umbel.daemon.cli.running_daemon import warnings_of
 
 from ..tiny import tiny_one_by_one_dir
 from .running import RunningDaemon, eventually, running

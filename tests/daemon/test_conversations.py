@@ -2,7 +2,8 @@
 
 import pytest
 
-from umbel.daemon.conversations import (
+from umbel.daemon.http.failures import APIError
+from umbel.daemon.identity.conversations import (
     Place,
     check_name,
     conversation_of_choice,
@@ -10,7 +11,6 @@ from umbel.daemon.conversations import (
     place_of,
     session,
 )
-from umbel.daemon.failures import APIError
 from umbel.models.text.conversation import Conversation, Message
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from umbel.daemon import doctor
+from umbel.daemon.cli import doctor
 from umbel.daemon.config import Settings
 from umbel.daemon.terminal.sizes import amount
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon import model_loader
-from umbel.daemon.assembly import open_folders
 from umbel.daemon.config import Settings
 from umbel.daemon.config.models import ModelSettings
-from umbel.daemon.memory_budget import MemoryBudget
-from umbel.daemon.model_loader import ModelLoader
-from umbel.daemon.model_slot import ModelSlot
-from umbel.daemon.pressure import PressureWatch
-from umbel.daemon.tenant_terms import TenantTerms
-from umbel.daemon.workers import Workers
+from umbel.daemon.identity.tenant_terms import TenantTerms
+from umbel.daemon.models import loader as model_loader
+from umbel.daemon.models.assembly import open_folders
+from umbel.daemon.models.loader import ModelLoader
+from umbel.daemon.models.memory_budget import MemoryBudget
+from umbel.daemon.models.pressure import PressureWatch
+from umbel.daemon.models.slot import ModelSlot
+from umbel.daemon.requests.workers import Workers
 from umbel.models.runtime import release_thread
 from umbel.scheduler.thread import MLXThread
 

@@ -1,7 +1,7 @@
 """Earlier answers in prompts, as their clients got them."""
 
-from umbel.daemon.answer_reader import CollectedAnswer
-from umbel.daemon.history import History
+from umbel.daemon.requests.answer_reader import CollectedAnswer
+from umbel.daemon.requests.history import History
 from umbel.models.load.loader import LoadedModel
 from umbel.models.text.answers import Lineage
 from umbel.models.text.conversation import Conversation, Message, Tool

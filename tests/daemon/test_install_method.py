@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon import doctor, serve_needs
-from umbel.daemon.install_method import InstallMethod, Source, install_method, method_of, source_of
+from umbel.daemon.cli import doctor, serve_needs
+from umbel.daemon.cli.install_method import (
+    InstallMethod,
+    Source,
+    install_method,
+    method_of,
+    source_of,
+)
 from umbel.models.load import embedded_file
 
 CHECKOUT = Path(__file__).resolve().parents[2]

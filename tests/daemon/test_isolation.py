@@ -15,7 +15,7 @@ import pytest
 
 from umbel.daemon.config import is_tenant_name
 from umbel.daemon.errors import StartError
-from umbel.daemon.shared_files import read
+from umbel.daemon.models.shared_files import read
 
 from .running import ANSWER, START, Reply, RunningDaemon, eventually, running, spawn
 

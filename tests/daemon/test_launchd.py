@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon import launchd
 from umbel.daemon.config import Settings
 from umbel.daemon.errors import SocketError
+from umbel.daemon.lifecycle import launchd
 
 from .launchd_keys import JOB, faults
 

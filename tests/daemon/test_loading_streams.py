@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from umbel.daemon.app import application
 from umbel.daemon.config import Settings
-from umbel.daemon.handlers.entry import Entry
-from umbel.daemon.model_slot import ModelSlot
+from umbel.daemon.http.app import application
+from umbel.daemon.http.handlers.entry import Entry
+from umbel.daemon.models.slot import ModelSlot
 from umbel.models.errors import ModelLoadError
 
 from ..fakes import PATIENCE

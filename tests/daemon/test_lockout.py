@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon.connections import Connections
-from umbel.daemon.key_file import add_key
+from umbel.daemon.http.connections import Connections
+from umbel.daemon.identity.key_file import add_key
 
 from .raw import PATIENCE, chat_request, read_reply, read_to_end
 from .running import RunningDaemon, eventually, running

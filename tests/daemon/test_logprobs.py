@@ -11,18 +11,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from umbel.daemon.answer_reader import AnswerReader
-from umbel.daemon.bodies import BodyBudget
-from umbel.daemon.failures import APIError
-from umbel.daemon.generation import Generation
-from umbel.daemon.generations import Generations
-from umbel.daemon.handlers import answering
-from umbel.daemon.logprobs import ENTRY_BYTES, LogprobBuffer, Told
-from umbel.daemon.metrics import Metrics
+from umbel.daemon.http.bodies import BodyBudget
+from umbel.daemon.http.failures import APIError
+from umbel.daemon.http.handlers import answering
+from umbel.daemon.observability.metrics import Metrics
 from umbel.daemon.protocols.chat_answers import ChatAnswers
 from umbel.daemon.protocols.completion_answers import CompletionAnswers
 from umbel.daemon.protocols.generation_request import GenerationRequest
-from umbel.daemon.service import _hold_logprobs
+from umbel.daemon.requests.answer_reader import AnswerReader
+from umbel.daemon.requests.generation import Generation
+from umbel.daemon.requests.generations import Generations
+from umbel.daemon.requests.logprobs import ENTRY_BYTES, LogprobBuffer, Told
+from umbel.daemon.requests.service import _hold_logprobs
 from umbel.models.load.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
 from umbel.models.text.codec import TextCodec

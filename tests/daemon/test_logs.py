@@ -9,9 +9,9 @@ import pytest
 import structlog
 
 from umbel import __version__
-from umbel.daemon import logs
 from umbel.daemon.errors import ConfigError
-from umbel.daemon.log_file import LogFile
+from umbel.daemon.observability import logs
+from umbel.daemon.observability.log_file import LogFile
 
 from .test_cli import TIMEOUT, environment
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from umbel.daemon.assembly import max_stall
 from umbel.daemon.config import SETTINGS, Settings
+from umbel.daemon.models.assembly import max_stall
 from umbel.models.backends import Limits
 from umbel.models.backends.cpu import CPU
 from umbel.models.backends.cuda import CUDA

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
-from umbel.daemon.answer_headers import REQUEST_ID
-from umbel.daemon.app import application
 from umbel.daemon.config import Settings
-from umbel.daemon.failures import APIError, as_api_error
-from umbel.daemon.handlers.entry import Entry
+from umbel.daemon.http.answer_headers import REQUEST_ID
+from umbel.daemon.http.app import application
+from umbel.daemon.http.failures import APIError, as_api_error
+from umbel.daemon.http.handlers.entry import Entry
 from umbel.daemon.protocols.errors import error_response
 from umbel.scheduler.errors import (
     ComputationError,

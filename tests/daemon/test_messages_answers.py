@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jiter import from_json
 
-from umbel.daemon.answer_reader import AnswerReader
-from umbel.daemon.failures import as_api_error
-from umbel.daemon.generation import Generation
-from umbel.daemon.generations import Generations
+from umbel.daemon.http.failures import as_api_error
 from umbel.daemon.protocols.messages_answers import MessageAnswers
 from umbel.daemon.protocols.signature import hidden_in
+from umbel.daemon.requests.answer_reader import AnswerReader
+from umbel.daemon.requests.generation import Generation
+from umbel.daemon.requests.generations import Generations
 from umbel.models.text.events import (
     OutputEvent,
     ReasoningDelta,

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from umbel.daemon.decoding import decode
-from umbel.daemon.failures import APIError
+from umbel.daemon.http.decoding import decode
+from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.generation_request import GenerationRequest
 from umbel.daemon.protocols.messages import CountRequest, MessagesFields, MessagesRequest
 from umbel.daemon.protocols.signature import hidden_in, sign

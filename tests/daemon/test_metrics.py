@@ -8,8 +8,8 @@ import pytest
 
 from umbel.cachestore.tries import CacheStatistics
 from umbel.daemon.config import Settings
-from umbel.daemon.daemon_metrics import DaemonMetrics
-from umbel.daemon.metrics import Metrics, render
+from umbel.daemon.observability.daemon_metrics import DaemonMetrics
+from umbel.daemon.observability.metrics import Metrics, render
 from umbel.scheduler.request import FinishReason
 from umbel.scheduler.statistics import EngineStatistics, MemoryUse
 

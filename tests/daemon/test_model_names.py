@@ -3,9 +3,9 @@
 import pytest
 
 from umbel.daemon.config import ModelSettings
-from umbel.daemon.failures import APIError
-from umbel.daemon.model_names import find, names, visible
-from umbel.daemon.model_slot import ModelSlot
+from umbel.daemon.http.failures import APIError
+from umbel.daemon.models.names import find, names, visible
+from umbel.daemon.models.slot import ModelSlot
 
 ALIASES = {"gpt": "default", "eins": "one", "deux": "two"}
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.daemon.arrivals import Arrivals
 from umbel.daemon.config import ModelSettings
-from umbel.daemon.deadlines import Wait
-from umbel.daemon.display import Display
-from umbel.daemon.failures import APIError
-from umbel.daemon.model_pool import ModelPool
-from umbel.daemon.model_slot import ModelSlot, Resident
-from umbel.daemon.service_manager import ServiceManager
-from umbel.daemon.start_up import StartUp
-from umbel.daemon.status import status
-from umbel.daemon.workers import Workers
+from umbel.daemon.http.failures import APIError
+from umbel.daemon.identity.deadlines import Wait
+from umbel.daemon.lifecycle.display import Display
+from umbel.daemon.lifecycle.service_manager import ServiceManager
+from umbel.daemon.lifecycle.start_up import StartUp
+from umbel.daemon.models.pool import ModelPool
+from umbel.daemon.models.slot import ModelSlot, Resident
+from umbel.daemon.observability.status import status
+from umbel.daemon.requests.arrivals import Arrivals
+from umbel.daemon.requests.workers import Workers
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load.watch import Progress
 from umbel.scheduler.errors import (
@@ -211,7 +211,7 @@ async def test_a_failure_is_told_to_all_and_tried_again_later(
     ]
     assert told == ["no b", "it cannot be loaded"], "a reason may name folders"
     world.loader.failing.clear()
-    monkeypatch.setattr("umbel.daemon.residency._RETRY", 0.0)
+    monkeypatch.setattr("umbel.daemon.models.residency._RETRY", 0.0)
     assert await world.use("b") == "b"
     assert world.slots["b"].failure is None
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from umbel.daemon.app import application
 from umbel.daemon.config import Settings
-from umbel.daemon.handlers.entry import Entry
-from umbel.daemon.pin_requests import PinRequest
+from umbel.daemon.http.app import application
+from umbel.daemon.http.handlers.entry import Entry
+from umbel.daemon.observability.pin_requests import PinRequest
+from umbel.daemon.observability.status import MemoryStatus, ModelStatus, SlotStatus, Status
 from umbel.daemon.protocols.chat import ChatMessage, ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.messages import CountRequest, MessagesRequest
@@ -23,7 +24,6 @@ from umbel.daemon.protocols.openai_fields import StructuredOutputs
 from umbel.daemon.protocols.response_items import InputItem
 from umbel.daemon.protocols.responses import ResponsesRequest
 from umbel.daemon.protocols.tokens import DetokenizeRequest, TokenizeRequest
-from umbel.daemon.status import MemoryStatus, ModelStatus, SlotStatus, Status
 
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, running

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from umbel.daemon.config import TenantSettings
-from umbel.daemon.peer import peer_uid
-from umbel.daemon.tenants import tenant_of_uid
+from umbel.daemon.identity.peer import peer_uid
+from umbel.daemon.identity.tenants import tenant_of_uid
 
 
 class FakePeer:

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from umbel.cachestore.shrink import Pressure
-from umbel.daemon.pressure import (
+from umbel.daemon.models.pressure import (
     SYSCTLBYNAME,
     PressureStatus,
     PressureWatch,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.deadlines import TIMEOUT_HEADER, timeout_of
-from umbel.daemon.failures import APIError
-from umbel.daemon.priorities import PRIORITY_HEADER, priority_of
+from umbel.daemon.http.failures import APIError
+from umbel.daemon.identity.deadlines import TIMEOUT_HEADER, timeout_of
+from umbel.daemon.identity.priorities import PRIORITY_HEADER, priority_of
 from umbel.scheduler.order import Priority
 
 from .running import RunningDaemon

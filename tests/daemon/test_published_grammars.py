@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core, which the loader imports)
-from umbel.daemon.answer_grammar import HeldTo, conversation_grammar
+from umbel.daemon.requests.answer_grammar import HeldTo, conversation_grammar
 from umbel.models.load.loader import load
 from umbel.models.params import Grammar
 from umbel.models.text.conversation import (

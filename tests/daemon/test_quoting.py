@@ -7,9 +7,9 @@ import logging
 import pytest
 import structlog
 
-from umbel.daemon import logs
 from umbel.daemon.config import LogFormat
-from umbel.daemon.failures import APIError
+from umbel.daemon.http.failures import APIError
+from umbel.daemon.observability import logs
 from umbel.daemon.quoting import printable, quote, shorten
 
 from .raw import connected, read_to_end

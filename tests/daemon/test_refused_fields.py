@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.decoding import CheckedBody, decode
-from umbel.daemon.failures import APIError
+from umbel.daemon.http.decoding import CheckedBody, decode
+from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols import messages, openai_fields, responses
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest

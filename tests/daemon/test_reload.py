@@ -10,17 +10,17 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from umbel.daemon import reload
 from umbel.daemon.config import SETTINGS, Settings, TenantSettings
-from umbel.daemon.connections import Connections
 from umbel.daemon.errors import ConfigError
-from umbel.daemon.handlers.entry import Entry
-from umbel.daemon.model_pool import ModelPool
-from umbel.daemon.reload import Reloader, in_force, put_in_force
-from umbel.daemon.response_desk import ResponseDesk
-from umbel.daemon.response_store import ResponseStore
-from umbel.daemon.service import Service
-from umbel.daemon.service_manager import ServiceManager
+from umbel.daemon.http.connections import Connections
+from umbel.daemon.http.handlers.entry import Entry
+from umbel.daemon.lifecycle import reload
+from umbel.daemon.lifecycle.reload import Reloader, in_force, put_in_force
+from umbel.daemon.lifecycle.service_manager import ServiceManager
+from umbel.daemon.models.pool import ModelPool
+from umbel.daemon.requests.service import Service
+from umbel.daemon.responses.desk import ResponseDesk
+from umbel.daemon.responses.store import ResponseStore
 from umbel.scheduler.queue import ConversationQueue
 
 from .running import RunningDaemon, eventually, running

@@ -12,12 +12,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.daemon.app import application
 from umbel.daemon.config import Settings
-from umbel.daemon.generation import Generation
-from umbel.daemon.handlers.entry import Entry
-from umbel.daemon.metrics import Metrics
-from umbel.daemon.request_times import RequestTimes
+from umbel.daemon.http.app import application
+from umbel.daemon.http.handlers.entry import Entry
+from umbel.daemon.http.request_times import RequestTimes
+from umbel.daemon.observability.metrics import Metrics
+from umbel.daemon.requests.generation import Generation
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError, RequestError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue

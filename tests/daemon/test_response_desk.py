@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.daemon import response_desk
-from umbel.daemon.response_desk import ResponseDesk
-from umbel.daemon.response_store import ResponseStore
+from umbel.daemon.responses import desk as response_desk
+from umbel.daemon.responses.desk import ResponseDesk
+from umbel.daemon.responses.store import ResponseStore
 from umbel.scheduler.errors import UnavailableError
 
 

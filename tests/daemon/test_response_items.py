@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from umbel.daemon import decoding
-from umbel.daemon.failures import APIError
+from umbel.daemon.http import decoding
+from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.response_items import MAX_ITEMS
 from umbel.daemon.protocols.response_messages import MAX_REFERRED, read_items
 from umbel.daemon.protocols.responses import ReadResponse, ResponsesRequest

@@ -15,11 +15,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from umbel.daemon.answer_reader import Delta
-from umbel.daemon.failures import APIError
-from umbel.daemon.generation import Usage
-from umbel.daemon.generations import Generations
-from umbel.daemon.logprobs import TokenLogProb, Told, TopLogProb
+from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols import response_output
 from umbel.daemon.protocols.response_answers import ResponseAnswers
 from umbel.daemon.protocols.response_object import ResponseObject
@@ -27,6 +23,10 @@ from umbel.daemon.protocols.response_output import Output
 from umbel.daemon.protocols.response_tools import CalledTool
 from umbel.daemon.protocols.responses import ResponsesRequest
 from umbel.daemon.protocols.signature import hidden_in
+from umbel.daemon.requests.answer_reader import Delta
+from umbel.daemon.requests.generation import Usage
+from umbel.daemon.requests.generations import Generations
+from umbel.daemon.requests.logprobs import TokenLogProb, Told, TopLogProb
 from umbel.models.text.events import (
     OutputEvent,
     ReasoningDelta,

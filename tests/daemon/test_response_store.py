@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.daemon.response_database import FILE
-from umbel.daemon.response_store import (
+from umbel.daemon.responses.database import FILE
+from umbel.daemon.responses.store import (
     LIFETIME,
     MAX_CHAIN,
     MAX_PAST,

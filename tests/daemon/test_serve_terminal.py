@@ -16,7 +16,7 @@ import pytest
 import structlog
 from rich.console import Console
 
-from umbel.daemon import logs
+from umbel.daemon.observability import logs
 from umbel.daemon.terminal.display import TerminalDisplay
 
 from ..tiny import tiny_model_dir

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.decoding import decode
-from umbel.daemon.failures import APIError
+from umbel.daemon.http.decoding import decode
+from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.generation_request import GenerationBody, GenerationRequest

@@ -17,13 +17,13 @@ import pytest
 import structlog.testing
 from aiohttp.test_utils import TestClient, TestServer
 
-from umbel.daemon.app import application
 from umbel.daemon.config import ModelSettings, Settings
 from umbel.daemon.errors import SocketError
-from umbel.daemon.handlers.entry import Entry
-from umbel.daemon.model_slot import ModelSlot
-from umbel.daemon.service_manager import InheritedListener, ServiceManager, inherited
-from umbel.daemon.status import LOADING_TAKES, STALLED_AFTER
+from umbel.daemon.http.app import application
+from umbel.daemon.http.handlers.entry import Entry
+from umbel.daemon.lifecycle.service_manager import InheritedListener, ServiceManager, inherited
+from umbel.daemon.models.slot import ModelSlot
+from umbel.daemon.observability.status import LOADING_TAKES, STALLED_AFTER
 
 from .running import RunningDaemon, UnixConnection, eventually, spawn
 from .serving import serving

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
-from umbel.daemon.streaming import EventStream
+from umbel.daemon.http.streaming import EventStream
 from umbel.scheduler.errors import SlowConsumerError
 
 if TYPE_CHECKING:
-    from umbel.daemon.generations import Generations
     from umbel.daemon.protocols.answers import AnswerEncoder
+    from umbel.daemon.requests.generations import Generations
 
 BOUND = 20.0
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon import sockets
 from umbel.daemon.errors import SocketError
-from umbel.daemon.sockets import MAX_PATH, UnixListener
+from umbel.daemon.http import sockets
+from umbel.daemon.http.sockets import MAX_PATH, UnixListener
 
 from .running import RunningDaemon
 
@@ -68,7 +68,8 @@ def test_stale_socket_is_replaced(short_path: Path) -> None:
     """What a killed daemon left behind does not keep the next one from starting."""
     path = short_path / "u.sock"
     program = (
-        "import os, sys; from pathlib import Path; from umbel.daemon.sockets import UnixListener;"
+        "import os, sys; from pathlib import Path;"
+        "from umbel.daemon.http.sockets import UnixListener;"
         "UnixListener(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], check=False, timeout=30)

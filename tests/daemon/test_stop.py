@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon import sockets
+from umbel.daemon.http import sockets
 
 from .running import running
 from .test_cli import TIMEOUT, environment, umbel

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon import private
+from umbel.daemon.cli import private
 from umbel.daemon.errors import ClientError
 
 from .running import START, STOP, eventually

@@ -11,9 +11,9 @@ from contextlib import suppress
 import pytest
 import pytest_asyncio
 
-from umbel.daemon.bodies import SMALL_BODY
-from umbel.daemon.deadlines import Wait
-from umbel.daemon.workers import AbandonedError, Check, Workers
+from umbel.daemon.http.bodies import SMALL_BODY
+from umbel.daemon.identity.deadlines import Wait
+from umbel.daemon.requests.workers import AbandonedError, Check, Workers
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError
 from umbel.scheduler.tenants import TenantUse, Terms
 

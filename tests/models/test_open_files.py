@@ -6,7 +6,7 @@ import sys
 _PROGRAM = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (3000, 5000))
-import umbel.daemon.server
+import umbel.daemon.lifecycle.server
 print(*resource.getrlimit(resource.RLIMIT_NOFILE), resource.setrlimit.__name__)
 """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon.failures import as_api_error
-from umbel.daemon.workers import Workers
+from umbel.daemon.http.failures import as_api_error
+from umbel.daemon.requests.workers import Workers
 from umbel.models.errors import ModelLoadError, TemplateTimeoutError
 from umbel.models.load import loader
 from umbel.models.load.loader import load

@@ -24,9 +24,9 @@ import mlx.core as mx  # isort: skip
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind, Size
-from umbel.daemon.assembly import Assembly, assemble, open_folders
 from umbel.daemon.config import Settings
-from umbel.daemon.memory_budget import MemoryBudget
+from umbel.daemon.models.assembly import Assembly, assemble, open_folders
+from umbel.daemon.models.memory_budget import MemoryBudget
 from umbel.models.backends import Backend, choose
 from umbel.models.kv.check import problems as problems_of_state
 from umbel.models.kv.layout import CacheLayout

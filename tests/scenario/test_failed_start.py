@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from umbel.cachestore.disk.tier import DiskTier
-from umbel.daemon import assembly
 from umbel.daemon.config.settings import Settings
-from umbel.daemon.memory_budget import MemoryBudget
+from umbel.daemon.models import assembly
+from umbel.daemon.models.memory_budget import MemoryBudget
 from umbel.models.runtime import device_memory
 
 from .memory_tools import ServerFixture, zoo_model

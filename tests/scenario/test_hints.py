@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.daemon.decoding import decode
-from umbel.daemon.prompts import Author, PromptReader, Rendered
+from umbel.daemon.http.decoding import decode
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.generation_request import GenerationBody
 from umbel.daemon.protocols.messages import MessagesRequest
+from umbel.daemon.requests.prompts import Author, PromptReader, Rendered
 from umbel.models.load.loader import LoadedModel
 from umbel.scheduler.limits import Admission
 

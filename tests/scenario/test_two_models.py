@@ -9,7 +9,7 @@ import pytest
 from umbel.cachestore.check import problems
 from umbel.cachestore.ledger import Size
 from umbel.daemon.config import ModelSettings, Settings
-from umbel.daemon.memory_budget import MemoryBudget
+from umbel.daemon.models.memory_budget import MemoryBudget
 from umbel.models.runtime import device_memory
 from umbel.scheduler.thread import Pace
 

@@ -1,0 +1,1 @@
+"""HTTP: sockets, connections, bodies, the application, and its handlers."""

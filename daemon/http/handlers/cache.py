@@ -1,0 +1,94 @@
+"""The cache, for `umbel cache`."""
+
+from dataclasses import asdict
+
+from aiohttp import web
+
+from ....cachestore.tries import SHARED
+from ...identity.operators import refuse_tenants
+from ...observability.pin_requests import PinRequest
+from ...quoting import quote
+from ..failures import APIError
+from .answering import json_response
+from .entry import Entry
+
+
+class CacheHandlers:
+    """Handlers below `/cache`."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def routes(self) -> list[web.RouteDef]:
+        """List what is handled here."""
+        return [
+            web.get("/cache", self.cache_stats),
+            web.get("/cache/nodes", self.cache_nodes),
+            web.get("/cache/verify", self.cache_verify),
+            web.post("/cache/clear", self.cache_clear),
+            web.get("/cache/pins", self.cache_pins),
+            web.post("/cache/pins", self.cache_pin),
+            web.delete("/cache/pins/{name:.+}", self.cache_unpin),
+        ]
+
+    def _whose(self, request: web.Request) -> str | None:
+        """Whose state a caller may see: its own; None for everybody's."""
+        return self._entry.caller(request).sees_only
+
+    async def cache_stats(self, request: web.Request) -> web.Response:
+        """`GET /cache`: the shape of what the caller has, or of all."""
+        tenant = self._whose(request)
+        shape = asdict(await self._entry.loaded(request).cache.statistics(tenant))
+        if tenant is not None:
+            for counted_for_all in ("evictions", "page_outs"):
+                del shape[counted_for_all]
+        return json_response(shape)
+
+    async def cache_nodes(self, request: web.Request) -> web.Response:
+        """`GET /cache/nodes`: the nodes that the caller may see, parents first."""
+        tenant = self._whose(request)
+        return json_response({"nodes": await self._entry.loaded(request).cache.nodes(tenant)})
+
+    async def cache_verify(self, request: web.Request) -> web.Response:
+        """`GET /cache/verify`: whether the cache's invariants hold."""
+        operator = self._entry.caller(request).operator
+        refuse_tenants(operator=operator, what="verify the cache")
+        return json_response({"problems": await self._entry.loaded(request).cache.verify()})
+
+    async def cache_clear(self, request: web.Request) -> web.Response:
+        """`POST /cache/clear`: forget what the caller has, in memory and on disk."""
+        tenant = self._entry.caller(request).tenant
+        return json_response(
+            {"cleared_tokens": await self._entry.loaded(request).cache.clear(tenant)}
+        )
+
+    async def cache_pins(self, request: web.Request) -> web.Response:
+        """`GET /cache/pins`: the caller's pins, and the shared prompts."""
+        tenant, cache = self._entry.caller(request).tenant, self._entry.loaded(request).cache
+        pins = [pin._asdict() | {"shared": False} for pin in await cache.pins(tenant)]
+        pins += [pin._asdict() | {"shared": True} for pin in await cache.pins(SHARED)]
+        return json_response({"pins": pins})
+
+    async def cache_pin(self, request: web.Request) -> web.Response:
+        """`POST /cache/pins`: keep a system prompt, or a conversation."""
+        caller = self._entry.caller(request)
+        slot = self._entry.find(request.query.get("model"), caller.tenant)
+        body, arrival = await self._entry.body(request, PinRequest, caller)
+        arrival.know(())
+        service = await self._entry.use(request, slot, caller)
+        pin = await service.pin(body, caller._replace(arrival=arrival))
+        return json_response(pin._asdict() | {"shared": body.shared})
+
+    async def cache_unpin(self, request: web.Request) -> web.Response:
+        """`DELETE /cache/pins/{name}`: let it age like anything else."""
+        name, caller = request.match_info["name"], self._entry.caller(request)
+        tenant = caller.tenant
+        shared = request.query.getall("shared", ["false"])
+        if shared not in (["true"], ["false"]):
+            raise APIError(400, "shared is true or false", param="shared")
+        if shared == ["true"]:
+            refuse_tenants(operator=caller.operator, what="share a prompt no more")
+            tenant = SHARED
+        if not await self._entry.loaded(request).cache.unpin(tenant, name):
+            raise APIError(404, f"there is no pin {quote(name)}", code="pin_not_found")
+        return json_response({"unpinned": name})

@@ -1,0 +1,1 @@
+"""The sender of a request: tenant, key, operator, priority, conversation."""

@@ -1,0 +1,1 @@
+"""The daemon's life: start-up, signals, reload, shutdown, and its service manager."""

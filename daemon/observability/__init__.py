@@ -1,0 +1,1 @@
+"""Status, metrics, logs, and views of the cache."""

@@ -1,0 +1,1 @@
+"""Stored responses of OpenAI's protocol."""
