@@ -398,8 +398,8 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
         ("models/kv/spans.py", "from ..backends import device_name"),
         ("scheduler/engine.py", "from ..models.backends import choose"),
         ("scheduler/engine.py", "from ..models.backends.memory import gpu_memory"),
-        ("daemon/models/assembly.py", "from ..models.backends import Backend"),
-        ("daemon/models/assembly.py", "from ..models.backends.metal import METAL"),
+        ("daemon/models/assembly.py", "from ...models.backends import Backend"),
+        ("daemon/models/assembly.py", "from ...models.backends.metal import METAL"),
     ],
 )
 def test_planted_device_is_found(module: str, source: str) -> None:
@@ -413,7 +413,7 @@ def test_planted_device_is_found(module: str, source: str) -> None:
         ("models/backends/cuda/__init__.py", 'mx.fast.cuda_kernel(name="cuda")'),
         ("models/runner.py", "from .backends import Backend, choose"),
         ("scheduler/engine.py", "from ..models.backends import Limits"),
-        ("daemon/models/assembly.py", "from ..models.backends import Limits, limits_of"),
+        ("daemon/models/assembly.py", "from ...models.backends import Limits, limits_of"),
         ("daemon/observability/status.py", "from ..models.backends import device_name"),
     ],
 )
