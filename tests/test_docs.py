@@ -228,6 +228,18 @@ def test_every_page_can_be_found() -> None:
     assert alone == []
 
 
+DECISIONS = sorted((DOCS / "decisions").glob("0*.md"))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: str(page.stem))
+def test_decision_is_short(page: Path) -> None:
+    """At most 40 lines of 120 columns, tables' rows aside; and it is listed."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 120
+    assert f"]({page.name})" in _page("decisions/README.md")
+
+
 def _readme_command(mark: str) -> str:
     """The command of README's block behind a mark, without what installs uv."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
