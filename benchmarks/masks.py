@@ -35,8 +35,8 @@ from umbel.models.runner import ModelRunner
 from umbel.models.sampling import sample
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import JSONObject, JSONSchema
-from umbel.models.text.grammar import Grammar
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
+from umbel.models.text.grammar.matcher import Grammar
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner

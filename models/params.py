@@ -78,7 +78,7 @@ class Row:
 
 
 class Matcher(Protocol):
-    """Follows one answer through a grammar; `models.text.grammar.Matcher` is the real one."""
+    """Follows one answer through a grammar, as `models.text.grammar.matcher.Matcher` does."""
 
     @property
     def is_complete(self) -> bool:
@@ -95,7 +95,7 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """What an answer is held to; `models.text.grammar.Grammar` is the real one."""
+    """What an answer is held to; `models.text.grammar.matcher.Grammar` is the real one."""
 
     def matcher(self) -> Matcher:
         """Begin an answer."""

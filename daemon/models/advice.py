@@ -9,8 +9,7 @@ import msgspec
 
 from ... import models
 from ...models.estimate.config import ModelConfig
-from ...models.estimate.facts import ModelFacts
-from ...models.estimate.weights import Weights
+from ...models.estimate.facts import ModelFacts, Weights
 from ..config import Settings
 from .fit import Fit, Machine, agents, fit, machine_of
 from .list import about

@@ -9,7 +9,7 @@ from msgspec import Meta, Raw
 
 from ...models.errors import GrammarError
 from ...models.text.conversation import Message, Tool, ToolChoice
-from ...models.text.schema_check import measure, mended
+from ...models.text.grammar.schema_check import measure, mended
 from ..http.decoding import decode_part
 from ..http.failures import APIError
 from ..quoting import quote

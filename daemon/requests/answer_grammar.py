@@ -7,10 +7,10 @@ import msgspec
 
 from ...models.errors import GrammarError
 from ...models.params import Grammar
-from ...models.text.call_grammar import call_form
 from ...models.text.conversation import Constraint, Conversation, Reasoning, ToolCalls
 from ...models.text.formats import NORMAL
-from ...models.text.grammar_compiler import GrammarCompiler
+from ...models.text.grammar.calls import call_form
+from ...models.text.grammar.compiler import GrammarCompiler
 from ...models.text.template import ChatTemplate
 from ..http.failures import APIError
 from ..protocols.tools import schema_refusal

@@ -11,11 +11,11 @@ from ...models.text.conversation import ToolCall
 from ...models.text.events import (
     OutputEvent,
     ReasoningDelta,
+    StopScanner,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
 )
-from ...models.text.markers import StopScanner
 from .logprobs import LogprobBuffer, Told
 
 

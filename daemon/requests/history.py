@@ -6,11 +6,10 @@ from functools import partial
 import msgspec
 import structlog
 
-from ...models.text.answers import Answer, AnswerStore, Lineage, read_answer
 from ...models.text.boundaries import Encode
 from ...models.text.codec import TextCodec
 from ...models.text.conversation import Conversation, Message, Tool
-from ...models.text.history import Miss, encode_prompt
+from ...models.text.history import Answer, AnswerStore, Lineage, Miss, encode_prompt, read_answer
 from .answer_reader import CollectedAnswer
 
 _BUDGET = 32 << 20

@@ -10,10 +10,10 @@ from ...cachestore.checkpoints import Reason
 from ...models.load.loader import LoadedModel
 from ...models.params import Grammar
 from ...models.text import boundaries
-from ...models.text.answers import Lineage
 from ...models.text.conversation import Constraint, Conversation, Message
 from ...models.text.events import PlainParser
-from ...models.text.grammar_compiler import GrammarCompiler
+from ...models.text.grammar.compiler import GrammarCompiler
+from ...models.text.history import Lineage
 from ...models.text.output import OutputParser
 from ...scheduler.limits import Admission
 from ..http.failures import APIError

@@ -4,8 +4,10 @@ mlx-lm reads each `model*.safetensors` of a folder whose path it takes for a pat
 a folder of links, which names those files and nothing else.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +20,15 @@ from mlx_lm.utils import _get_classes, load_model
 
 from ..errors import ModelLoadError
 from ..estimate.config import ModelConfig
+from ..estimate.facts import is_further_head
 from ..estimate.folder import generation_config, read_object, weight_files
-from ..estimate.weights import is_further_head
+from ..params import KVQuantization
 
 NO_CODE = "umbel runs no code that comes with a model; serve a conversion that needs none"
 """Advice that ends an error."""
+
+# Written by tools that move a model about; none of them changes what it computes.
+_VOLATILE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype"})
 
 _SHOWN = 3  # names in an error
 
@@ -116,3 +122,44 @@ def _counted(names: Sequence[str]) -> str:
     if len(names) <= _SHOWN:
         return f"weights of these names: {', '.join(names)}"
     return f"{len(names)} weights: {', '.join(names[:_SHOWN])} …"
+
+
+def fingerprint(
+    files: Iterable[Path],
+    config: Mapping[str, Any],
+    dtype: str,
+    quantization: KVQuantization | None = None,
+) -> str:
+    """Hash weight files and the configuration that gives them meaning.
+
+    Args:
+        files: the weight files; their order and their folder do not matter, their names do
+            (a shard's name says which it is).
+        config: the model's configuration.
+        dtype: the type the weights were loaded in; state computed in one type is not
+            state computed in another.
+        quantization: of keys and values, if they are quantised.
+
+    Returns:
+        32 hexadecimal digits. Two models share state only where these agree.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    ordered = sorted(files, key=lambda path: path.name)
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashing releases the GIL
+        digests = list(pool.map(_digest, ordered))
+    facts = {
+        "weights": [[path.name, digest] for path, digest in zip(ordered, digests, strict=True)],
+        "config": {k: v for k, v in config.items() if k not in _VOLATILE},
+        "dtype": dtype,
+    }
+    if quantization is not None:
+        facts["kv"] = quantization._asdict()
+    canonical = json.dumps(facts, sort_keys=True, default=str).encode()
+    return hashlib.sha256(canonical).hexdigest()[:32]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

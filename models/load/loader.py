@@ -19,21 +19,25 @@ from ..kv.layout import CacheLayout
 from ..params import KVQuantization
 from ..text.codec import TextCodec
 from . import embedded, embedded_file
-from .checkpoint import NO_CODE, open_checkpoint
+from .checkpoint import NO_CODE, fingerprint, open_checkpoint
 from .download import fetch
-from .embedding import embedding_rows
 from .faults import failures_in_words
-from .fingerprint import fingerprint
-from .generation_config import sampling_defaults
 from .hub import is_repo
 from .time_limit import TEMPLATE_LIMIT, within
-from .tokenizer import ends_of, open_tokenizer, require_known_modules, token_ids
+from .tokenizer import ends_of, open_tokenizer, require_known_modules, sampling_defaults, token_ids
 from .watch import Watch
 
 LoadPhase = Literal["downloading", "loading"]
 """What is done to load a model."""
 
 _PIECE = 64 << 20  # bytes of weights that are read in one call: a few tens of milliseconds
+_EMBEDDINGS = frozenset(
+    {
+        *("embed_tokens", "word_embeddings", "embeddings", "wte", "token_embeddings"),
+        *("tok_embeddings", "embedding", "embed_in", "embed"),
+    }
+)
+"""mlx-lm's names for it."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,11 @@ class LoadedModel:
         model: mlx-lm's module, evaluated.
         text: its tokenizer and chat template.
         layout: what its layers keep of the tokens they have seen.
-        fingerprint: see `fingerprint.fingerprint`.
+        fingerprint: see `checkpoint.fingerprint`.
         context_length: the most tokens of prompt and answer together.
         weight_bytes: what the weights take in memory.
         backend: how it is run.
-        sampling: how tokens are chosen where a request says nothing; see `generation_config`.
+        sampling: how tokens are chosen where a request says nothing; see `sampling_defaults`.
     """
 
     name: str
@@ -156,7 +160,7 @@ class OpenedModel:
         self._leaves = [leaf for _, leaf in named]
         self._read = 0
         self.weight_bytes = sum(leaf.nbytes for leaf in self._leaves)
-        self._text = TextCodec(self._tokenizer, embedding_rows(self._model))
+        self._text = TextCodec(self._tokenizer, _embedding_rows(self._model))
 
     def _open(self) -> tuple[Any, Any, dict[str, Any], list[Path]]:
         (name, path), fp32 = self._source, self._backend.limits.fp32
@@ -304,3 +308,16 @@ def _advice(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return f"its tokenizer needs Python code of its own, and {NO_CODE}"
     return str(error)
+
+
+def _embedding_rows(model: Any) -> int | None:
+    """Count the tokens that a model has an embedding of; None where its layer is not known.
+
+    MLX does not check indices: a token beyond them reads memory behind the array.
+    """
+    found = [
+        module.weight.shape[0]
+        for name, module in model.named_modules()
+        if name.split(".")[-1] in _EMBEDDINGS and "weight" in module
+    ]
+    return min(found, default=None)

@@ -1,11 +1,13 @@
 """A model's tokenizer as its makers published it, and the tokens that end answers."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+import structlog
 from mlx_lm.utils import load_tokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
@@ -22,6 +24,16 @@ _PACKAGES = {
 _AS_PUBLISHED = next(
     kind for kind, name in TOKENIZER_MAPPING_NAMES.items() if name == "TokenizersBackend"
 )
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 1 << 31),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+log = structlog.get_logger()
 
 
 def open_tokenizer(directory: Path, ends: Collection[int] | None = None) -> Any:
@@ -99,3 +111,28 @@ def ends_of(directory: Path, tokenizer: Any) -> set[int]:
     certain = token_ids(told.get("eos_token_id")) or in_config or in_text_config
     added = set(tokenizer.backend_tokenizer.get_added_tokens_decoder())
     return set(tokenizer.eos_token_ids) | certain | (added & (in_config | in_text_config))
+
+
+def sampling_defaults(folder: Path) -> dict[str, float]:
+    """Read what holds where a request says nothing, by the names of `SamplingParams`.
+
+    What is not a number in bounds is left out, and logged. So is all where the file asks for greedy
+    answers (`do_sample` is false): its other values then mean nothing.
+
+    Args:
+        folder: of the model's files; without such a file there are none.
+    """
+    told = generation_config(folder)
+    if told.get("do_sample") is False:
+        return {}
+    found = {}
+    for name, (least, most) in _BOUNDS.items():
+        value = told.get(name)
+        if value is None:
+            continue
+        number = type(value) in (int, float) and math.isfinite(value)
+        if not number or not least <= value <= most:
+            log.warning("generation_config.json is not heeded", name=name, value=value)
+        else:
+            found[name] = int(value) if name == "top_k" else value
+    return found

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import TemplateError
-from . import tools as generic
 from .calls import MalformedCallError, read_calls
 from .conversation import Tool, ToolCall
 from .formats import OutputFormat, ToolFormat
-from .json_text import JsonSpan, close_json, whole_characters
+from .json_text import JsonSpan
+from .tools import native_call, openai_tools
 
 _JSON_BEGINS = re.compile(r"[{\[]\s*[\"{]")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -54,33 +54,6 @@ class Abilities(NamedTuple):
     thinking_switch: bool
 
 
-def native_call(call: ToolCall, call_id: str, *, as_text: bool) -> dict[str, Any]:
-    """Write a call as templates take it, with its arguments as JSON text or as an object.
-
-    Where they must be an object and are none, the call is still written, so that the model can be
-    told of its fault: an object that was cut off is closed, and any other text is the value of
-    `arguments`, as in `{"arguments": "[1]"}`.
-    """
-    text = call.arguments.strip() or "{}"
-    function = {"name": call.name, "arguments": text if as_text else _object(text)}
-    return {"id": call_id, "type": "function", "function": function}
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    whole = whole_characters(arguments.encode())
-    known = arguments if whole is None else whole.decode()
-    for text in (known, close_json(known) if known.startswith("{") else known):
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            return found
-        if found is None:
-            return {}
-    return {"arguments": arguments}
-
-
 def in_parts(render: Render) -> Render:
     """Give a template each message's content as a list with one part."""
 
@@ -95,7 +68,7 @@ _TOOL = Tool(
     description="umbel_probe_words",
     parameters={"type": "object", "properties": {"umbel_key": {"type": "string"}}},
 )
-_TOLD = generic.openai_tools([_TOOL])
+_TOLD = openai_tools([_TOOL])
 _CALL = ToolCall(id="umbel0001", name=_TOOL.name, arguments='{"umbel_key":"umbel value"}')
 _LONG_ID = "call_umbel_0001"
 

@@ -136,7 +136,7 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tools: those that may be called.
-        form: how calls are written: one of `call_grammar.FORMS`.
+        form: how calls are written: one of `grammar.calls.FORMS`.
         forced: the answer is a call, or several, and each one's arguments match its tool's
             schema. Else it is text in which calls may stand, and what begins like a call is one:
             the arguments of `strict` tools match, those of others are any object.

@@ -1,6 +1,9 @@
-"""An answer's parts in the order in which they come, whatever the model's way of writing them."""
+"""Parts of an answer in their order, in any model's form; readers of plain text and stops."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from .formats import Edges
 
 
 class TextDelta(NamedTuple):
@@ -64,3 +67,36 @@ class PlainParser:
     def flush(self) -> list[OutputEvent]:
         """Nothing is ever held back."""
         return []
+
+
+class StopScanner:
+    """Passes text on until a stop sequence appears, and holds back what might become one.
+
+    Args:
+        stops: none of them empty.
+
+    Attributes:
+        matched: the stop sequence that was found; it is not passed on.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._edges = Edges(dict.fromkeys(stops, ""))
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Take the next piece; return what is certain not to belong to a stop sequence."""
+        if self.matched is not None or not text:
+            return ""
+        text = self._held + text
+        if (found := self._edges.search(text, 0, len(text))) is not None:
+            end, self.matched = found
+        else:
+            end = len(text) - self._edges.held(text, 0)
+        self._held = "" if self.matched else text[end:]
+        return text[:end]
+
+    def flush(self) -> str:
+        """End of text: return what was held back after all."""
+        held, self._held = self._held, ""
+        return held

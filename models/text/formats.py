@@ -12,13 +12,43 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from . import harmony
-from .markers import Edges
 
 NORMAL, REASONING, TOOL, HEADER = "normal", "reasoning", "tool", "header"
 """States of an answer, by mlx-lm's names. In any other, what a model writes is markup."""
 
 ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 """mlx-lm's: the text between two markers and the tools, to one call or a list of calls."""
+
+
+class Edges:
+    """Markers, and the states of an answer to which they lead.
+
+    The marker that is complete first wins, and of two that are complete at the same character
+    the longer one: what is found does not depend on how the text was cut.
+    """
+
+    def __init__(self, targets: Mapping[str, str]) -> None:
+        self.targets = dict(targets)
+        self.longest = max(map(len, targets), default=0)
+        ordered = sorted(targets, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self._openings = frozenset(m[:n] for m in targets for n in range(1, len(m)))
+
+    def search(self, text: str, start: int, end: int) -> tuple[int, str] | None:
+        """Find the first marker in `text[start:end]`: where it begins, and which it is."""
+        if self._pattern is None or (match := self._pattern.search(text, start, end)) is None:
+            return None
+        begin, marker = match.start(), match.group()
+        for other in self.targets:  # one inside it, complete before it
+            at = text.find(other, begin, begin + len(marker) - 1)
+            if at >= 0 and at + len(other) < begin + len(marker):
+                begin, marker = at, other
+        return begin, marker
+
+    def held(self, text: str, start: int) -> int:
+        """Count the characters at the end of `text[start:]` that may begin a marker."""
+        most = min(self.longest - 1, len(text) - start)
+        return next((n for n in range(most, 0, -1) if text[-n:] in self._openings), 0)
 
 
 class ReasoningFormat(NamedTuple):

@@ -26,9 +26,8 @@ from .events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from .formats import HEADER, NO_EDGES, NORMAL, REASONING, TOOL, OutputFormat
+from .formats import HEADER, NO_EDGES, NORMAL, REASONING, TOOL, Edges, OutputFormat
 from .harmony import is_cut, read_header
-from .markers import Edges
 from .open_call import OpenCall, StreamedArguments, WrittenCall
 from .tools import openai_tools
 

@@ -32,11 +32,11 @@ from typing import Any
 import msgspec
 
 from ..errors import TemplateError
-from . import tools as generic
-from .abilities import Abilities, Probe, Render, in_parts, native_call
+from .abilities import Abilities, Probe, Render, in_parts
 from .control import ControlText
 from .conversation import Conversation, Message, Tool
 from .formats import OutputFormat
+from .tools import definitions, native_call, openai_tools, tool_results, with_calls
 
 _Dicts = list[dict[str, Any]]
 
@@ -93,7 +93,7 @@ class ChatTemplate:
             raise TemplateError(self._control.plain(str(error))) from error
         return self._write(
             dicts,
-            tools=generic.openai_tools(conversation.tools) if native else None,
+            tools=openai_tools(conversation.tools) if native else None,
             generation_prompt=generation_prompt,
             options=conversation.options,
         )
@@ -175,13 +175,13 @@ class ChatTemplate:
         dicts: _Dicts = []
         for is_result, group in groupby(messages, lambda m: m.role == "tool"):
             if is_result:
-                dicts.append({"role": "user", "content": generic.results(group)})
+                dicts.append({"role": "user", "content": tool_results(group)})
             else:
                 dicts += [self._generic_message(message) for message in group]
         return _with_definitions(dicts, tools) if tools else dicts
 
     def _generic_message(self, message: Message) -> dict[str, Any]:
-        content = generic.with_calls(message.content, message.tool_calls)
+        content = with_calls(message.content, message.tool_calls)
         written: dict[str, Any] = {"role": message.role, "content": content}
         if message.reasoning:
             written[self.abilities.reasoning_key] = message.reasoning
@@ -210,7 +210,7 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
 def _with_definitions(dicts: _Dicts, tools: Sequence[Tool]) -> _Dicts:
     leading, others = _parted(dicts)
     *before, last = leading or [{"role": "system", "content": ""}]
-    told = last | {"content": _joined([last["content"], generic.definitions(tools)])}
+    told = last | {"content": _joined([last["content"], definitions(tools)])}
     return [*before, told, *others]
 
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .conversation import Message, Tool, ToolCall
+from .json_text import close_json, whole_characters
 
 _BEFORE = """\
 # Functions
@@ -46,6 +47,33 @@ def openai_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
+def native_call(call: ToolCall, call_id: str, *, as_text: bool) -> dict[str, Any]:
+    """Write a call as templates take it, with its arguments as JSON text or as an object.
+
+    Where they must be an object and are none, the call is still written, so that the model can be
+    told of its fault: an object that was cut off is closed, and any other text is the value of
+    `arguments`, as in `{"arguments": "[1]"}`.
+    """
+    text = call.arguments.strip() or "{}"
+    function = {"name": call.name, "arguments": text if as_text else _object(text)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    whole = whole_characters(arguments.encode())
+    known = arguments if whole is None else whole.decode()
+    for text in (known, close_json(known) if known.startswith("{") else known):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            return found
+        if found is None:
+            return {}
+    return {"arguments": arguments}
+
+
 def definitions(tools: Sequence[Tool]) -> str:
     """Write what the generic form's system prompt says of the tools."""
     lines = (json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
@@ -62,7 +90,7 @@ def with_calls(content: str, calls: Iterable[ToolCall]) -> str:
     return "\n".join(blocks)
 
 
-def results(messages: Iterable[Message]) -> str:
+def tool_results(messages: Iterable[Message]) -> str:
     """Write what tools returned in the generic form."""
     return "\n".join(f"<tool_response>\n{m.content}\n</tool_response>" for m in messages)
 

@@ -8,7 +8,7 @@ import pytest
 from umbel.daemon.requests.answer_grammar import conversation_grammar, text_grammar
 from umbel.models.params import Grammar
 from umbel.models.text.conversation import Conversation, JSONObject, Message, Tool, ToolChoice
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
 from umbel.models.text.harmony import TOKENS
 from umbel.models.text.output import OutputParser
 

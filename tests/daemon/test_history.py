@@ -3,8 +3,8 @@
 from umbel.daemon.requests.answer_reader import CollectedAnswer
 from umbel.daemon.requests.history import History
 from umbel.models.load.loader import LoadedModel
-from umbel.models.text.answers import Lineage
 from umbel.models.text.conversation import Conversation, Message, Tool
+from umbel.models.text.history import Lineage
 
 ASKS = Message(role="user", content="What is it like in Paris?")
 LOOK = Tool(name="look", parameters={"type": "object", "properties": {}})

@@ -25,7 +25,7 @@ from umbel.models.text.conversation import (
     Tool,
     ToolChoice,
 )
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
 from umbel.models.text.harmony import ANALYSIS, FINAL, NEXT
 from umbel.models.text.output import OutputParser
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from umbel.models.load.fingerprint import fingerprint
+from umbel.models.load.checkpoint import fingerprint
 from umbel.models.load.loader import load
 from umbel.models.params import KVQuantization
 

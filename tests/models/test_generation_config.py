@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from umbel.models.load.generation_config import sampling_defaults
+from umbel.models.load.tokenizer import sampling_defaults
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from umbel.models.params import SamplingParams
 from umbel.models.text.conversation import Choice, Constraint, JSONObject, JSONSchema, Regex
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 

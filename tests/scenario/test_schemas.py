@@ -24,8 +24,8 @@ from umbel.daemon.config import Settings
 from umbel.models.errors import GrammarError
 from umbel.models.params import SamplingParams
 from umbel.models.text.conversation import JSONSchema
-from umbel.models.text.grammar import Grammar
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
+from umbel.models.text.grammar.matcher import Grammar
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 

@@ -9,7 +9,7 @@ from umbel.models.params import Grammar
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import JSONObject, JSONSchema, Reasoning, Tool, ToolCalls
 from umbel.models.text.formats import HARMONY
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
 from umbel.models.text.harmony import TOKENS
 from umbel.models.text.output import OutputParser
 

@@ -13,9 +13,9 @@ from umbel.models.params import Grammar
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import JSONSchema, Reasoning, Tool, ToolCalls
 from umbel.models.text.formats import HARMONY, OutputFormat
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
+from umbel.models.text.grammar.narrowing import pattern_without
 from umbel.models.text.harmony import TOKENS
-from umbel.models.text.narrowing import pattern_without
 from umbel.models.text.output import OutputParser
 
 from . import templates

@@ -23,8 +23,8 @@ from typing_extensions import TypedDict
 
 from umbel.models.errors import GrammarError
 from umbel.models.text.conversation import JSONSchema
-from umbel.models.text.grammar import Grammar
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar.compiler import GrammarCompiler
+from umbel.models.text.grammar.matcher import Grammar
 
 from .walks import allows
 

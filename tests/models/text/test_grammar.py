@@ -10,8 +10,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from umbel.models.errors import GrammarError, MatcherError
-from umbel.models.text import grammar_compiler as module
-from umbel.models.text.call_grammar import call_form
 from umbel.models.text.conversation import (
     Choice,
     Constraint,
@@ -22,7 +20,9 @@ from umbel.models.text.conversation import (
     Tool,
     ToolCalls,
 )
-from umbel.models.text.grammar_compiler import GrammarCompiler
+from umbel.models.text.grammar import compiler as module
+from umbel.models.text.grammar.calls import call_form
+from umbel.models.text.grammar.compiler import GrammarCompiler
 
 from .walks import allows, follow
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models.text.answers import read_answer
 from umbel.models.text.calls import MalformedCallError, read_calls
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import Conversation, Message, ToolCall
@@ -20,7 +19,7 @@ from umbel.models.text.events import (
 )
 from umbel.models.text.formats import HARMONY
 from umbel.models.text.harmony import TOKENS
-from umbel.models.text.history import encode_prompt
+from umbel.models.text.history import encode_prompt, read_answer
 from umbel.models.text.output import OutputParser
 
 from . import templates

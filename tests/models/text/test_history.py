@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from umbel.models.load.loader import LoadedModel, load
-from umbel.models.text.answers import Answer, AnswerStore, Lineage, read_answer
 from umbel.models.text.boundaries import find
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import Conversation, Message, ToolCall
-from umbel.models.text.history import encode_prompt
+from umbel.models.text.history import Answer, AnswerStore, Lineage, encode_prompt, read_answer
 
 from ...sentencepiece import sentencepiece_model_dir
 from .outputs import TOOLS

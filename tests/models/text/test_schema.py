@@ -13,9 +13,9 @@ from jsonschema.exceptions import SchemaError
 
 from umbel.models.errors import GrammarError
 from umbel.models.text.conversation import JSONObject, JSONSchema
-from umbel.models.text.grammar_compiler import GrammarCompiler
-from umbel.models.text.schema_check import check
-from umbel.models.text.schema_rewrite import SchemaReader
+from umbel.models.text.grammar.compiler import GrammarCompiler
+from umbel.models.text.grammar.schema_check import check
+from umbel.models.text.grammar.schema_rewrite import SchemaReader
 
 from .walks import follow
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from umbel.models.text.markers import StopScanner
+from umbel.models.text.events import StopScanner
 
 LETTERS = st.sampled_from("aab\n👩")
 TEXT = st.text(LETTERS, max_size=30)

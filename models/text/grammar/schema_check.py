@@ -11,7 +11,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any, NamedTuple
 
-from ..errors import GrammarError
+from ...errors import GrammarError
 
 MOST_NODES = 20_000
 """Values in a schema, all counted: objects, members, elements."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import llguidance
 
-from ..errors import GrammarError
+from ...errors import GrammarError
 from .schema_rewrite import SchemaReader
 
 _JSON_OPTIONS = {

@@ -8,7 +8,7 @@ targets, annotations are dropped, and whatever else would change which values ar
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import GrammarError
+from ...errors import GrammarError
 from .schema_check import (
     COUNTS,
     DEEPEST,

@@ -12,9 +12,9 @@ import llguidance
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..errors import GrammarError, MatcherError
-from ..params import Mask
-from .codec import TextCodec
+from ...errors import GrammarError, MatcherError
+from ...params import Mask
+from ..codec import TextCodec
 
 _MARK = b"\xff"  # llguidance's own, for special tokens; no UTF-8 has this byte
 _LIMITS = llguidance.LLParserLimits(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from .conversation import Tool
+from ..conversation import Tool
 from .lark import Lark
 from .narrowing import BOUNDS, Narrowing, UnwritableError
 from .schema_check import TYPES, types_of

@@ -9,7 +9,7 @@ import re
 from itertools import combinations
 from typing import Any
 
-from ..errors import GrammarError
+from ...errors import GrammarError
 from . import schema_formats
 from .schema_check import is_number, types_of, within
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import GrammarError
+from ...errors import GrammarError
 from .schema_check import each_below, types_of
 from .schema_rewrite import SchemaReader
 

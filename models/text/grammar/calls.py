@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import GrammarError
-from .conversation import Tool, ToolCalls
-from .harmony import COMMENTARY, ENDS, FINAL, NEXT, RECIPIENT
+from ...errors import GrammarError
+from ..conversation import Tool, ToolCalls
+from ..harmony import COMMENTARY, ENDS, FINAL, NEXT, RECIPIENT
 from .lark import Lark
 from .narrowing import Narrowing, UnwritableError
 from .schema_check import types_of, within

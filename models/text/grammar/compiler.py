@@ -12,10 +12,9 @@ import llguidance
 import msgspec
 import numpy as np
 
-from ..errors import GrammarError, MatcherError
-from .call_grammar import NARROWED, add_calls
-from .codec import TextCodec
-from .conversation import (
+from ...errors import GrammarError, MatcherError
+from ..codec import TextCodec
+from ..conversation import (
     Choice,
     Constraint,
     JSONObject,
@@ -24,8 +23,9 @@ from .conversation import (
     Regex,
     ToolCalls,
 )
-from .grammar import Grammar, Vocabulary, grammar_tokenizer, in_words, mask_of, parse
+from .calls import NARROWED, add_calls
 from .lark import Lark, as_document
+from .matcher import Grammar, Vocabulary, grammar_tokenizer, in_words, mask_of, parse
 from .schema_check import DEEPEST, each_below
 from .schema_rewrite import SchemaReader
 

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from ..errors import GrammarError
+from ...errors import GrammarError
 from .schema_check import EFFECTIVE, MOST_NODES, check, measure, mended, types_of, within
 from .schema_values import comparable
 

@@ -1,0 +1,1 @@
+"""Grammars that hold an answer to what its request asks for."""
