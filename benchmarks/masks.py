@@ -201,8 +201,8 @@ def _decode(runner: ModelRunner, rows: int, grammar: Grammar | None) -> list[flo
 
     engine = Engine(
         runner,
-        KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-        MemoryPlanner(cache.governor, runner),
+        KVCacheManager(runner, cache, interval=8192),
+        MemoryPlanner(cache.pool, runner),
         queue,
         publish,
         eos_ids=frozenset(),

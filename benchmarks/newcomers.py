@@ -63,8 +63,8 @@ class Driver:
         self._last: dict[str, float] = {}
         self.engine = Engine(
             runner,
-            KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-            MemoryPlanner(cache.governor, runner),
+            KVCacheManager(runner, cache, interval=8192),
+            MemoryPlanner(cache.pool, runner),
             self._queue,
             self._publish,
             eos_ids=frozenset(),

@@ -36,7 +36,7 @@ from umbel.models.kv.token_layer import in_parts
 
 MIB = 1 << 20
 BUDGET = 16 << 30
-NAMESPACE = Namespace("tenant", "model")
+NAMESPACE = Namespace("tenant")
 
 
 class CopiesAtOnce(DiskCodec):
@@ -72,14 +72,11 @@ class Way:
         self._cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=BUDGET)
         self._tier = DiskTier(folder, fingerprint="model", queue_bytes=BUDGET // 16)
         self._cache.pool.resize(Size(BUDGET, 1 << 30))
-        governor = self._cache.governor
         self._pager = Pager(
             self._cache,
             self._tier,
             codec,
             budget=1 << 40,
-            fingerprint="model",
-            make_room=governor.make_room,
         )
         self._told = [[agent] for agent in range(agents)]
         self._matrix = mx.random.normal((768, 768))

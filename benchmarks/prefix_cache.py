@@ -29,7 +29,7 @@ from umbel.cachestore.tries import Namespace
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.spans import PackedSpan
 
-NAMESPACE = Namespace("tenant", "fingerprint")
+NAMESPACE = Namespace("tenant")
 VOCABULARY = 50_000
 
 

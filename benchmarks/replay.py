@@ -4,7 +4,7 @@
 
 `DIR` has `claude_code/*.json` (of callanjfox/kv-cache-tester), `mooncake_synthetic.jsonl` (of
 kvcache-ai/Mooncake) and `magagent`, `miniswe`, `taubench` (of LMCache/lmcache-agent-trace).
-Trie, cache and governor are the daemon's own; state is pretended, one byte a token. Requests
+Trie, cache and pool are the daemon's own; state is pretended, one byte a token. Requests
 begin in the order of time, and hold their path until their answer was complete. Ratios are
 tokens restored of prompt tokens; no model is loaded, and no time is measured.
 """

@@ -1,4 +1,4 @@
-"""The daemon's cache under a trace: trie, cache and governor are its own, state is pretended."""
+"""The daemon's cache under a trace: trie, cache and pool are its own, state is pretended."""
 
 import heapq
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from umbel.cachestore.state import Layout
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace
 
-NAMESPACE = Namespace("tenant", "fingerprint")
+NAMESPACE = Namespace("tenant")
 
 
 class Replay:
@@ -35,9 +35,9 @@ class Replay:
     def __init__(self, budget: int, *, disk: bool = False) -> None:
         self.over = self.read = 0
         self.cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
-        # The governor keeps a sixteenth of its own budget free.
+        # The pool keeps a sixteenth of its own budget free.
         self.cache.pool.resize(Size(budget * 16 // 15, 1 << 62))
-        self._governor = self.cache.governor
+        self._pool = self.cache.pool
         self._disk = disk
         self._records = 0
 
@@ -46,8 +46,8 @@ class Replay:
         if self._disk:
             self._page_in(prompt)
         lease = self.cache.begin(NAMESPACE, prompt)
-        if not self._governor.make_room(Size(lease.total - lease.cached, 1)):
-            self.cache.governor.evict(0)
+        if not self._pool.make_room(Size(lease.total - lease.cached, 1)):
+            self.cache.evict(0)
             self.over += 1
         lease.publish(prompt, Pretended(lease.total - lease.cached))
         if self._disk:
@@ -67,7 +67,7 @@ class Replay:
     def _room_below(self, trie: RadixTrie, node: TrieNode, need: Size) -> bool:
         """Make room, but not at the cost of what is gone on from."""
         trie.retain(node)
-        fits = self._governor.make_room(need)
+        fits = self._pool.make_room(need)
         trie.release(node)
         return fits
 

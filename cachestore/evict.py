@@ -56,11 +56,18 @@ class Victim(NamedTuple):
     checkpoint: bool
 
 
+_serial = count()
+
+
+def _victim(trie: RadixTrie, node: TrieNode, used: int, *, checkpoint: bool = False) -> Victim:
+    return Victim(used, -node.end, next(_serial), trie, node, checkpoint)
+
+
 def victims(
     tries: Iterable[RadixTrie],
+    excess: Callable[[RadixTrie], int] = lambda _: 1,
     *,
     persisted: bool = False,
-    wanted: Callable[[RadixTrie], bool] = lambda _: True,
 ) -> Iterator[Victim]:
     """Yield evictable state, least valuable first, in one pass over the tries.
 
@@ -69,70 +76,67 @@ def victims(
 
     Args:
         tries: where to look.
+        excess: bytes that a trie's tenant has too many; asked for each victim, skipped without.
         persisted: only state that is on disk: losing it costs a read, not a prefill.
-        wanted: True if a trie is still to be evicted from; asked for each victim.
     """
-    serial, found = count(), list[Victim]()
-
-    def span_of(trie: RadixTrie, node: TrieNode) -> Victim:
-        return Victim(node.last_used, -node.end, next(serial), trie, node, checkpoint=False)
 
     def exposed_by(gone: Victim) -> Victim | None:
         node = gone.node
         if node.span is None and node.parent is not None:
             node = node.parent  # it was perhaps the last child in memory
-        return span_of(gone.trie, node) if _exposed(node, persisted=persisted) else None
+        is_end = _exposed(node, persisted=persisted)
+        return _victim(gone.trie, node, node.last_used) if is_end else None
 
+    found = list[Victim]()
     for trie in tries:
         nodes = list(trie.nodes())
         found += [
-            Victim(used, -node.end, next(serial), trie, node, checkpoint=True)
+            _victim(trie, node, used, checkpoint=True)
             for node, used in _checkpoints(nodes)
             if not persisted or node.persisted_checkpoint is not None
         ]
-        found += [span_of(trie, node) for node in nodes if _exposed(node, persisted=persisted)]
-    return _in_order(found, wanted, exposed_by)
+        ends = (node for node in nodes if _exposed(node, persisted=persisted))
+        found += [_victim(trie, node, node.last_used) for node in ends]
+    return _in_order(found, excess, exposed_by)
 
 
 def persisted_victims(
-    tries: Iterable[RadixTrie], wanted: Callable[[RadixTrie], bool]
+    tries: Iterable[RadixTrie], excess: Callable[[RadixTrie], int]
 ) -> Iterator[Victim]:
     """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
 
-    The caller drops a node's files before it asks for the next one. For `wanted`, see `victims`.
+    The caller drops a node's files before it asks for the next one. For `excess`, see `victims`.
     """
-    serial = count()
 
     def files_of(trie: RadixTrie, node: TrieNode) -> Victim:
-        used = max(node.last_used, node.checkpoint_used)
-        return Victim(used, -node.end, next(serial), trie, node, checkpoint=False)
+        return _victim(trie, node, max(node.last_used, node.checkpoint_used))
 
     def exposed_by(gone: Victim) -> Victim | None:
         parent = gone.node.parent
-        is_last = parent is not None and parent.parent is not None and _last_on_disk(parent)
-        return files_of(gone.trie, parent) if parent is not None and is_last else None
+        if parent is None or parent.parent is None or not _last_on_disk(parent):
+            return None
+        return files_of(gone.trie, parent)
 
     found = [files_of(trie, n) for trie in tries for n in trie.nodes() if _last_on_disk(n)]
-    return _in_order(found, wanted, exposed_by)
+    return _in_order(found, excess, exposed_by)
 
 
 def _in_order(
     heap: list[Victim],
-    wanted: Callable[[RadixTrie], bool],
+    excess: Callable[[RadixTrie], int],
     exposed_by: Callable[[Victim], Victim | None],
 ) -> Iterator[Victim]:
     """Yield the least valuable victim, then add the one that its end has exposed."""
     heapq.heapify(heap)
     while heap:
         victim = heapq.heappop(heap)
-        if wanted(victim.trie):
+        if excess(victim.trie) > 0:
             yield victim
             if (exposed := exposed_by(victim)) is not None:
                 heapq.heappush(heap, exposed)
 
 
 def _last_on_disk(node: TrieNode) -> bool:
-    """True if the node has files, nothing below it has, and no lease holds it."""
     if node.ref_count or not _has_files(node):
         return False
     return not any(_has_files(child) for child in node.children.values())
@@ -188,9 +192,11 @@ def evict_excess(
     A few nodes more go than necessary, because finding them takes a walk over all; with
     `sparing`, none.
     """
+    if stored(models).within(limit):
+        return
     model_of = {trie: tries for tries in models for trie in tries if excess(trie) > 0}
     due = 0 if sparing else sum(trie.totals.nodes for trie in model_of) // _PAYS_FOR
-    for victim in victims(model_of, persisted=persisted, wanted=lambda trie: excess(trie) > 0):
+    for victim in victims(model_of, excess, persisted=persisted):
         over = stored(models) - limit
         if due <= 0 and over.within(NOTHING):
             return

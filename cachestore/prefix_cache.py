@@ -5,6 +5,7 @@ State matched beyond it is not: a request that computes these tokens again has i
 must not keep a second one from being evicted.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import takewhile
 from typing import Self
@@ -12,7 +13,7 @@ from typing import Self
 from .checkpoints import Captured, Reason, keep
 from .compaction import compact
 from .errors import CacheError, LeaseClosedError
-from .governor import Governor
+from .evict import rewrite_longer_files
 from .ledger import Kind, Size
 from .node import Tokens, TrieNode
 from .pool import MemoryPool
@@ -185,7 +186,7 @@ class Lease:
         trie.release(self.deepest)
         with ExitStack() as after:  # the last one first, each whatever the others raise
             after.callback(cache.pinned.settle)
-            after.callback(cache.governor.evict, cache.budget)
+            after.callback(cache.evict, cache.budget)
             after.callback(self._drop_captured)
             with ExitStack() as unless_stored:
                 if span is not None:
@@ -263,8 +264,7 @@ class PrefixCache:
         self.ledger = self.pool.ledger
         self.tries = Tries(layout, self.ledger)
         self.pool.tries.append(self.tries)
-        self.governor = Governor(self.tries, self.pool)
-        self.pinned = PinnedPaths(self.tries, self.governor)
+        self.pinned = PinnedPaths(self)
         self.restoration = Restoration(layout, grid)
         self.budget = budget
         self.checkpoints_kept = checkpoints_kept
@@ -317,11 +317,28 @@ class PrefixCache:
         trie.touch(node, tick)
         trie.touch_checkpoint(node, tick)
 
+    def evict(self, budget: int) -> None:
+        """Page out or forget the oldest state until at most `budget` bytes are left, or leased."""
+        self.pool.evict([self.tries], Size(budget, 1 << 62))
+
+    def clear(self, wanted: Callable[[Namespace], bool] = lambda _: True) -> int:
+        """Forget state without leases, on disk too; return how many tokens."""
+        forgotten = 0
+        for trie in [trie for namespace, trie in self.tries.items() if wanted(namespace)]:
+            for node in reversed(list(trie.nodes())):
+                if not (node.ref_count or node.children):
+                    forgotten += len(node.tokens)
+                    self.tries.evictions += 1
+                    trie.shorten(node, node.start)
+            trie.spans.trim()
+            rewrite_longer_files(trie)
+        self.tries.drop_empty()
+        return forgotten
+
     def close(self) -> None:
         """Give all memory back, and leave the pool. What is on disk stays there."""
-        self.governor.evict(0, 0)
+        self.evict(0)
         for trie in self.tries:  # of which a disk that does not answer still has something
             trie.spans.abandon()
             trie.checkpoints.close()
-        self.governor.close()
         self.pool.tries.remove(self.tries)

@@ -15,11 +15,10 @@ import numpy as np
 import structlog
 
 from .errors import PinError
-from .governor import Governor
 from .node import Tokens, common_length, size_in_memory
 from .record import Pin, digest
 from .trie import RadixTrie
-from .tries import SHARED, Namespace, Tries
+from .tries import SHARED, Namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,9 +56,8 @@ class PinnedPath:
 class PinnedPaths:
     """The pinned paths of a cache, by tenant and name. Belongs to the MLX thread."""
 
-    def __init__(self, tries: Tries, governor: Governor) -> None:
-        self._tries = tries
-        self._governor = governor
+    def __init__(self, cache: "PrefixCache") -> None:
+        self._cache = cache
         self._paths: dict[str, dict[str, PinnedPath]] = defaultdict(dict)
         self._retracted: list[PinnedPath] = []  # shared prompts that are still in use
 
@@ -107,8 +105,8 @@ class PinnedPaths:
             if prompt not in self._retracted:
                 continue  # to close another one's lease has let it go
             if prompt.digest not in kept:
-                self._governor.clear(partial(_follows, prompt))
-            below = [trie for name, trie in self._tries.items() if _follows(prompt, name)]
+                self._cache.clear(partial(_follows, prompt))
+            below = [trie for name, trie in self._cache.tries.items() if _follows(prompt, name)]
             if not any(trie.root.ref_count for trie in below):
                 self._retracted.remove(prompt)
                 if prompt.lease is not None:
@@ -152,8 +150,8 @@ class PinnedPaths:
     def trie(self, namespace: Namespace, shared: PinnedPath | None) -> RadixTrie:
         """The trie of a tenant's state, or of its state after a shared prompt."""
         if shared is None:
-            return self._tries.open(namespace)
-        return self._tries.open(namespace._replace(base=shared.digest), shared.tokens)
+            return self._cache.tries.open(namespace)
+        return self._cache.tries.open(namespace._replace(base=shared.digest), shared.tokens)
 
 
 def _follows(prompt: PinnedPath, namespace: Namespace) -> bool:
@@ -174,10 +172,9 @@ class Pins:
     With a disk tier pins outlive restarts: their state is read back at the start.
     """
 
-    def __init__(self, cache: "PrefixCache", fingerprint: str, tier: "DiskTier | None") -> None:
+    def __init__(self, cache: "PrefixCache", tier: "DiskTier | None") -> None:
         self._cache = cache
         self._paths = cache.pinned
-        self._fingerprint = fingerprint
         self._tier = tier
         self._last: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
         cache.pool.pins.append(self)
@@ -258,7 +255,7 @@ class Pins:
         if not waiting:
             return
         path = min(waiting, key=lambda each: each.tenant != SHARED)
-        namespace = Namespace(path.tenant, self._fingerprint)
+        namespace = Namespace(path.tenant)
         if pager.page_in.wait_for(path, namespace, np.append(path.tokens, _NO_TOKEN)):
             return
         try:  # with an operator's bounds: it was granted
@@ -280,7 +277,7 @@ class Pins:
     def _lease(self, tenant: str, name: str, tokens: Tokens, *, operator: bool) -> "Lease":
         # A lease leaves a token to compute, which would be the path's last one.
         path = np.append(tokens, _NO_TOKEN)
-        lease = self._cache.begin(Namespace(tenant, self._fingerprint), path)
+        lease = self._cache.begin(Namespace(tenant), path)
         try:
             self._check(tenant, name, lease, operator=operator)
         except BaseException:

@@ -15,13 +15,12 @@ SHARED = "(shared)"
 
 
 class Namespace(NamedTuple):
-    """Requests that may share state: of one tenant to one model, after one shared prompt.
+    """Requests that may share state: of one tenant, after one shared prompt.
 
     `base` is the digest of the prompt's tokens; empty without one.
     """
 
     tenant: str
-    fingerprint: str
     base: bytes = b""
 
 

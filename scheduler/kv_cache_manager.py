@@ -10,6 +10,7 @@ from ..cachestore.paging.pager import Pager
 from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
 from ..cachestore.shared import Pins
+from ..cachestore.tries import Namespace
 from ..models.runner import ModelRunner
 from .paging import Paging
 from .sequence import Sequence
@@ -48,7 +49,6 @@ class KVCacheManager:
         runner: ModelRunner,
         cache: PrefixCache,
         *,
-        fingerprint: str,
         interval: int,
         keeps: bool = True,
         longest: int = 1 << 62,
@@ -58,7 +58,7 @@ class KVCacheManager:
         pins: Pins | None = None,
     ) -> None:
         self.caches: dict[Sequence, SequenceCache] = {}  # states of the sequences that run
-        self.paging = Paging(fingerprint, pager, pins)  # to and from the disk
+        self.paging = Paging(pager, pins)  # to and from the disk
         self._runner: Any = runner  # the cache gives back what it got, and that is this model's
         self.cache = cache  # of the model's state
         self._interval = interval
@@ -74,7 +74,9 @@ class KVCacheManager:
     def begin(self, sequence: Sequence) -> None:
         """Lease what is known of the prompt, restore it, and plan the checkpoints."""
         request = sequence.request
-        lease = sequence.lease = self.cache.begin(self.paging.namespace(sequence), sequence.tokens)
+        lease = sequence.lease = self.cache.begin(
+            Namespace(sequence.request.tenant), sequence.tokens
+        )
         self.caches[sequence] = self._runner.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.prefill.frontier = lease.cached
         if lease.checkpoint is not None:
@@ -263,7 +265,7 @@ class KVCacheManager:
 
     def known(self, sequence: Sequence) -> Known:
         """How much of a sequence is in the cache. Refreshes nothing."""
-        return self.cache.known(self.paging.namespace(sequence), sequence.tokens)
+        return self.cache.known(Namespace(sequence.request.tenant), sequence.tokens)
 
     def _capture(self, sequence: Sequence, reason: Reason) -> None:
         if sequence.lease is not None and self._may_capture(sequence.num_computed_tokens):

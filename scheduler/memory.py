@@ -1,11 +1,11 @@
-"""Which step memory allows: plans, prices and reserves it; the engine's side of the governor."""
+"""Which step memory allows: plans, prices and reserves it; the engine's side of the pool."""
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
+from ..cachestore.pool import MemoryPool
 from ..cachestore.restoration import Known
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.runner import ModelRunner
@@ -26,36 +26,35 @@ class Affordable(NamedTuple):
 
 
 class MemoryPlanner:
-    """Prices what sequences and steps take, and asks the governor for it."""
+    """Prices what sequences and steps take, and asks the pool for it."""
 
-    def __init__(self, governor: Governor, runner: ModelRunner) -> None:
-        self._governor = governor
+    def __init__(self, pool: MemoryPool, runner: ModelRunner) -> None:
+        self._pool = pool
         self._runner = runner
-        self._held = governor.ledger.account(Kind.TAIL)
+        self._held = pool.ledger.account(Kind.TAIL)
+        self._transient = pool.ledger.account(Kind.TRANSIENT)
         # after a preemption: number of sequences that went on, and bytes that no lease retained
         self._full: tuple[int, int] | None = None
 
     @property
     def usable(self) -> int:
         """Bytes of the budget that may be held: some is kept for copies."""
-        return self._governor.pool.limit.nbytes
+        return self._pool.limit.nbytes
 
     def use(self) -> MemoryUse:
         """Describe the ledger."""
-        ledger = self._governor.ledger
+        ledger = self._pool.ledger
         held = {kind.value: size.nbytes for kind, size in ledger.by_kind().items()}
-        return MemoryUse(
-            budget=self._governor.pool.budget.nbytes, buffers=ledger.total.buffers, **held
-        )
+        return MemoryUse(budget=self._pool.budget.nbytes, buffers=ledger.total.buffers, **held)
 
     @property
     def others_busy(self) -> bool:
         """True if requests of another model are at work, which will give memory back."""
-        return self._governor.others_busy
+        return bool(self._pool.busy - {self})
 
     def record(self, caches: Collection[SequenceCache]) -> None:
         """Record in the ledger what running sequences have of their own by now."""
-        self._governor.note(busy=bool(caches))
+        (self._pool.busy.add if caches else self._pool.busy.discard)(self)
         self._held.set(Size(*self._runner.held_by(caches)))
 
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:
@@ -68,17 +67,17 @@ class MemoryPlanner:
         more than this estimate, and a sequence that is preempted at once has cost time for nothing.
         """
         most, spare = self._full or (len(running) + 1, 0)
-        if running and len(running) >= most and self._governor.pool.spare <= spare:
+        if running and len(running) >= most and self._pool.spare <= spare:
             return False
-        if self._governor.fits(self._beside(sequence, known, running)):
+        if self._pool.fits(self._beside(sequence, known, running)):
             return True
-        return not running and self._governor.fits(self._worst_case(sequence))
+        return not running and self._pool.fits(self._worst_case(sequence))
 
     def make_room(self, sequence: Sequence, known: Known) -> bool:
         """Evict state if only the worst case of a sequence fits; True if less may be known."""
-        if self._governor.fits(self._beside(sequence, known, ())):
+        if self._pool.fits(self._beside(sequence, known, ())):
             return False
-        return self._governor.make_room(self._worst_case(sequence))
+        return self._pool.make_room(self._worst_case(sequence))
 
     def _beside(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> Size:
         """Size of a sequence's start, and of the growth of those that run meanwhile."""
@@ -90,7 +89,7 @@ class MemoryPlanner:
 
     def note_preemption(self, running: Items[Sequence]) -> None:
         """Remember that only these sequences fit."""
-        self._full = len(running), self._governor.pool.spare
+        self._full = len(running), self._pool.spare
 
     def needed(self, sequence: Sequence) -> int:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
@@ -103,7 +102,7 @@ class MemoryPlanner:
         for ever.
         """
         advanced = sequence.num_computed_tokens > sequence.prefill.furthest
-        return advanced and self._worst_case(sequence).within(self._governor.pool.limit)
+        return advanced and self._worst_case(sequence).within(self._pool.limit)
 
     def afford(
         self,
@@ -135,12 +134,13 @@ class MemoryPlanner:
 
     def release(self) -> None:
         """Give back what was reserved; nothing computes any more."""
-        self._governor.release()
+        self._transient.close()
 
     def close(self) -> None:
         """Give everything back: the model is unloaded."""
         self._held.close()
-        self._governor.close()
+        self.release()
+        self._pool.busy.discard(self)
 
     def _reserved(self, batch: Batch, caches: Mapping[Sequence, SequenceCache]) -> StepPlan | None:
         """Plan a batch's step, and reserve what it takes; None where that does not fit."""
@@ -155,7 +155,7 @@ class MemoryPlanner:
                 decode, prefill, completes=completes, coming=coming, may_copy=may_copy
             )
             cost = self._runner.cost(step)
-            if cost not in costs and self._governor.reserve(Size(*cost)):
+            if cost not in costs and self._pool.reserve(self._transient, Size(*cost)):
                 return step
             costs.append(cost)
         return None

@@ -20,8 +20,7 @@ class Paging:
     sixteenth of the memory budget is dirty: the writer makes steps of running sequences longer.
     """
 
-    def __init__(self, fingerprint: str, pager: Pager | None, pins: Pins | None) -> None:
-        self._fingerprint = fingerprint
+    def __init__(self, pager: Pager | None, pins: Pins | None) -> None:
         self._pager = pager
         self._pins = pins
         self._page_ins = 0
@@ -65,7 +64,7 @@ class Paging:
         """Return True if a sequence shall wait for state that is, or will be, read from disk."""
         with self._guard():
             if self._pager is not None:
-                namespace = self.namespace(sequence)
+                namespace = Namespace(sequence.request.tenant)
                 return self._pager.page_in.awaits(sequence, namespace, sequence.tokens)
         return False
 
@@ -73,7 +72,7 @@ class Paging:
         """Ask for stored state of a sequence to be read from disk; return True to wait for it."""
         with self._guard():
             if self._pager is not None:
-                page_in, namespace = self._pager.page_in, self.namespace(sequence)
+                page_in, namespace = self._pager.page_in, Namespace(sequence.request.tenant)
                 before = page_in.asked_bytes
                 waits = page_in.wait_for(sequence, namespace, sequence.tokens)
                 sequence.bill.restored_bytes += page_in.asked_bytes - before
@@ -91,7 +90,3 @@ class Paging:
                 self._page_ins = self._pager.page_in.page_ins
                 self._pager.give_up(f"it failed: {type(error).__name__}: {error}")
             self._pager = None
-
-    def namespace(self, sequence: Sequence) -> Namespace:
-        """Return the part of the cache that a sequence may read."""
-        return Namespace(sequence.request.tenant, self._fingerprint)

@@ -310,9 +310,9 @@ def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     """A cache that keeps nothing, for tests of what stands around it."""
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
     model = cast("ModelRunner", runner)
-    kv_cache = KVCacheManager(model, cache, fingerprint="fake", interval=8192, keeps=False)
+    kv_cache = KVCacheManager(model, cache, interval=8192, keeps=False)
     cache.pool.resize(Size(budget, 1 << 40))
-    return Unkept(model, kv_cache, MemoryPlanner(cache.governor, model))
+    return Unkept(model, kv_cache, MemoryPlanner(cache.pool, model))
 
 
 class FakeClock:

@@ -83,7 +83,7 @@ ATTRIBUTES = {
 # The most lines of a folder's modules together: a reader has to hold them. Raise one only for what
 # is worth that.
 MOST_LINES = {
-    "cachestore": 5_577,
+    "cachestore": 5_525,
     "models/backends": 1_547,
     "models/estimate": 780,
     "models/text": 5_630,

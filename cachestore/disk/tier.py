@@ -72,6 +72,7 @@ class DiskTier(WriteQueue):
         retry_after: float = 60.0,
     ) -> None:
         self.folder = folder.absolute()
+        self.fingerprint = fingerprint
         opened = open_folder(self.folder, fingerprint)
         super().__init__(queue_bytes, retry_after, opened.records, self._keep)
         self.records = opened.records

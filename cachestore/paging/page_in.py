@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -37,6 +37,7 @@ _MOST_READS = 3  # for one reader: its state may be paged out again before it is
 _clock = time.monotonic
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 
 class PageInStatus(enum.Enum):
@@ -65,18 +66,15 @@ class PageIn:
     counts the states that were read, `asked_bytes` the bytes of files that were asked for.
     """
 
-    def __init__(
-        self, cache: PrefixCache, tier: DiskTier, codec: Codec, make_room: Callable[[Size], bool]
-    ) -> None:
+    def __init__(self, cache: PrefixCache, tier: DiskTier, codec: Codec) -> None:
         self.page_ins = self.asked_bytes = 0
         self._cache = cache
         self._tier = tier
         self._codec = codec
-        self._make_room = make_room
         self._requests: list[_Request] = []
         self._reads: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # by reader
         self._unreadable: dict[int, float] = {}  # files, and until when they are left alone
-        # Of what was read last; all of a model's states are packed alike.
+        # Of the state read last; all of a model's states are packed alike.
         self._span_buffers = self._checkpoint_buffers = 1
 
     @property
@@ -86,23 +84,17 @@ class PageIn:
 
     def awaits(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
         """Return True if a reader shall wait for a prompt's state. Nothing is read for it yet."""
-        if self._cache.pinned.is_awaited(namespace, tokens):
-            return True
-        status, reads = self._find(namespace, tokens)[0], self._reads.get(reader, 0)
-        if status is PageInStatus.UNDER_WAY:
-            return reads <= _MOST_READS
-        return status is PageInStatus.ON_DISK and reads < _MOST_READS
+        status = self._find(namespace, tokens)[0]
+        may_read = self._reads.get(reader, 0) < _MOST_READS
+        return status is PageInStatus.UNDER_WAY or (status is PageInStatus.ON_DISK and may_read)
 
     def wait_for(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
         """Start to read what is on disk of a prompt; return True if its reader waits for that."""
-        if self._cache.pinned.is_awaited(namespace, tokens):
-            return True
-        if self._reads.get(reader, 0) > _MOST_READS:
+        if not self.awaits(reader, namespace, tokens):
             return False
-        status = self.request(namespace, tokens)
-        if status is PageInStatus.BEGUN:
+        if self.request(namespace, tokens) is PageInStatus.BEGUN:
             self._reads[reader] = self._reads.get(reader, 0) + 1
-        return status is not PageInStatus.NOTHING and self._reads.get(reader, 0) <= _MOST_READS
+        return True
 
     def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Start to read state of a prompt that is on disk, unless it is being read."""
@@ -116,7 +108,8 @@ class PageIn:
         return PageInStatus.BEGUN
 
     def _find(self, namespace: Namespace, tokens: Tokens) -> tuple[PageInStatus, Missing | None]:
-        """Look for state of a prompt that the disk has and memory lacks. Nothing is read."""
+        if self._cache.pinned.is_awaited(namespace, tokens):
+            return PageInStatus.UNDER_WAY, None
         trie, now = self._cache.trie_of(namespace, tokens), _clock()
         if trie is None:
             return PageInStatus.NOTHING, None
@@ -164,83 +157,97 @@ class PageIn:
         above = node.parent or trie.root
         if above is not trie.root and above.span is None:
             return False  # it was paged out again meanwhile
-        need = Size(sum(map(_nbytes, node.extents)), self._span_buffers)
-        if not self._room_below(trie, above, need):
-            return False
-        records = [extent.record for extent in node.extents]
-        try:
-            _check(verified, records)
-            span = self._load_span(node)
-        except Exception as error:  # noqa: BLE001  (native code may raise anything)
-            if not self._may_pass(records, error):
-                trie.forget(node)
-                self._lost(node, error)
-            return False
-        trie.set_span(node, span)
-        self._span_buffers = span.buffers
-        self.page_ins += 1
-        return True
-
-    def _load_span(self, node: TrieNode) -> Span:
         parts = [
             (self._tier.path(p.record), p.start - p.record.start, p.stop - p.record.start)
             for p in node.extents
         ]
-        span: Span = self._codec.load_span(parts)
-        if span.length != len(node.tokens):
-            span.close()
-            raise ValueError("the files hold fewer tokens than the index says")
-        return span
+
+        def load() -> Span:
+            span: Span = self._codec.load_span(parts)
+            if span.length != len(node.tokens):
+                span.close()
+                raise ValueError("the files hold fewer tokens than the index says")
+            return span
+
+        need = Size(sum(map(_nbytes, node.extents)), self._span_buffers)
+        records = [extent.record for extent in node.extents]
+        if not self._room_below(trie, above, need):
+            return False
+        span = self._load(node, records, verified, load, lambda: trie.forget(node))
+        if span is None:
+            return False
+        trie.set_span(node, span)
+        self._span_buffers = span.buffers
+        return True
 
     def _read_checkpoint(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
         """Read a node's checkpoint if it is not in memory; return True if it is now."""
         record = node.persisted_checkpoint
         if node.checkpoint is not None or record is None:
             return node.checkpoint is not None
-        if not self._room_below(trie, node, Size(record.nbytes, self._checkpoint_buffers)):
-            return False
-        try:
-            _check(verified, [record])
+
+        def load() -> Checkpoint:
             checkpoint: Checkpoint = self._codec.load_checkpoint(self._tier.path(record))
             if checkpoint.offset != node.end:
                 checkpoint.close()
-                raise ValueError("the file holds another offset's state")  # noqa: TRY301
-        except Exception as error:  # noqa: BLE001  (native code may raise anything)
-            if not self._may_pass([record], error):
-                trie.persistence.drop_checkpoint(node)
-                trie.prune(node)
-                self._lost(node, error)
+                raise ValueError("the file holds another offset's state")
+            return checkpoint
+
+        def forget() -> None:
+            trie.persistence.drop_checkpoint(node)
+            trie.prune(node)
+
+        if not self._room_below(trie, node, Size(record.nbytes, self._checkpoint_buffers)):
+            return False
+        checkpoint = self._load(node, [record], verified, load, forget)
+        if checkpoint is None:
             return False
         trie.set_checkpoint(node, checkpoint)
         self._checkpoint_buffers = checkpoint.buffers
-        self.page_ins += 1
         return True
+
+    def _load(
+        self,
+        node: TrieNode,
+        records: list[Record],
+        verified: Verified,
+        load: Callable[[], T],
+        forget: Callable[[], None],
+    ) -> T | None:
+        """Read state, and forget it if it is damaged; None if it cannot be read."""
+        try:
+            _check(verified, records)
+            state = load()
+        except Exception as error:  # noqa: BLE001  (native code may raise anything)
+            if not self._is_readable_later(records, error):
+                forget()
+                self._cache.tries.drop_empty()
+                # The verifier has warned of a damaged file, and named it.
+                level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
+                log.log(level, "state on disk is lost", tokens=node.end, error=str(error))
+            return None
+        self.page_ins += 1
+        return state
 
     def _room_below(self, trie: RadixTrie, node: TrieNode, need: Size) -> bool:
         """Make room, but not at the cost of the path that the state belongs below."""
         trie.retain(node)
         try:
-            return self._make_room(need)
+            return self._cache.pool.make_room(need)
         finally:
             trie.release(node)
 
-    def _may_pass(self, records: list[Record], error: Exception) -> bool:
-        """Return True if a read may succeed later: the file is there. It is left alone for now."""
+    def _is_readable_later(self, records: list[Record], error: Exception) -> bool:
+        """Return True if the file is there, and leave it alone for now."""
         if isinstance(error, FileNotFoundError):
             return False
         if not isinstance(error, OSError | MemoryError | UnreadableFileError):
             return False
         until = _clock() + _UNREADABLE_FOR
         self._unreadable |= dict.fromkeys((record.id for record in records), until)
-        if not isinstance(error, UnreadableFileError):  # of that the tier knows
+        if not isinstance(error, UnreadableFileError):  # the tier has counted that one
             self._tier.cannot_read(str(error))
         return True
-
-    def _lost(self, node: TrieNode, error: Exception) -> None:
-        self._cache.tries.drop_empty()
-        # The verifier has warned of a damaged file, and named it.
-        level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
-        log.log(level, "state on disk is lost", tokens=node.end, error=str(error))
 
 
 def _check(verified: Verified, records: list[Record]) -> None:

@@ -5,7 +5,6 @@ new is written: a node that grew is written from where the disk's copy of it end
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -55,9 +54,9 @@ class _Job:
         if self.loan is not None:
             self.loan.give_back()
 
-    def record(self, kind: RecordKind, start: int) -> Record:
+    def record(self, fingerprint: str, kind: RecordKind, start: int) -> Record:
         """Describe the file to write, with the path's tokens from an offset on."""
-        tenant, fingerprint = self.namespace[:2]
+        tenant = self.namespace.tenant
         end, path = len(self.path), digest(self.path)
         return Record(
             id=0,
@@ -78,14 +77,11 @@ class PageOut:
     `failures` counts the states that the disk did not take.
     """
 
-    def __init__(
-        self, cache: PrefixCache, tier: DiskTier, codec: Codec, make_room: Callable[[Size], bool]
-    ) -> None:
+    def __init__(self, cache: PrefixCache, tier: DiskTier, codec: Codec) -> None:
         self.failures = 0
         self._cache = cache
         self._tier = tier
         self._codec = codec
-        self._make_room = make_room
         self._jobs: dict[_Job, None] = {}
         self._copied = 0  # bytes, since the last step
         self._full = False  # until what was taken is written
@@ -177,7 +173,8 @@ class PageOut:
             if (exported := self._export(job, kind)) is not None:
                 tensors = {name: HostTensor(*tensor) for name, tensor in exported[0].items()}
                 payload = Payload(tensors, exported[1])
-                taken = self._tier.write(WriteJob(job, job.record(kind, start), payload))
+                record = job.record(self._tier.fingerprint, kind, start)
+                taken = self._tier.write(WriteJob(job, record, payload))
         except Exception as error:  # noqa: BLE001  (native code may raise anything)
             log.warning("state cannot be written", tokens=node.end, error=str(error))
             self.failures += 1
@@ -200,7 +197,7 @@ class PageOut:
             if span is not None:
                 nbytes = span.nbytes // span.length * (end - start)
                 size = Size(nbytes, span.storage.buffers)
-            if not self._make_room(size):
+            if not self._cache.pool.make_room(size):
                 return None
             job.paging.set(size)
             self._copied += size.nbytes

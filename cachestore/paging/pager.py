@@ -3,7 +3,7 @@
 After a restart the tries are built from what the disk's index knows.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import structlog
 
 from ..disk.model_folders import ModelFolders
 from ..disk.tier import DiskTier
-from ..ledger import Size
 from ..node import Extent, Tokens, TrieNode, path_tokens
 from ..prefix_cache import PrefixCache
 from ..record import TOKEN_BYTES, Paths, Record, RecordKind, hasher, record_digest
@@ -36,8 +35,6 @@ class Pager:
         tier: the disk.
         codec: knows what state is made of.
         budget: bytes that the files of all models may take.
-        fingerprint: of the model.
-        make_room: makes room in memory for what is read or copied; False if there is none.
         folders: have the files of models that are not loaded, which go first.
     """
 
@@ -48,20 +45,18 @@ class Pager:
         codec: Codec,
         *,
         budget: int,
-        fingerprint: str,
-        make_room: Callable[[Size], bool],
         folders: ModelFolders | None = None,
     ) -> None:
         self.budget = budget
         self.tier = tier
-        self.page_out = PageOut(cache, tier, codec, make_room)
-        self.page_in = PageIn(cache, tier, codec, make_room)
+        self.page_out = PageOut(cache, tier, codec)
+        self.page_in = PageIn(cache, tier, codec)
         self._cache = cache
         self._folders = folders
         self._given_up = False
         for pin in tier.pins:
             cache.pinned.put(pin.tenant, pin.name, np.frombuffer(pin.tokens, np.int32), None)
-        orphans = recover_index(cache, tier.records, fingerprint)
+        orphans = recover_index(cache, tier.records, tier.fingerprint)
         tier.delete(orphans)
         log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))
 
@@ -80,7 +75,7 @@ class Pager:
         spare = self.budget // _SPARE
         if self._folders is not None and self._folders.make_room(over + spare):
             return
-        forgotten = self._cache.governor.forget_persisted(self.budget - spare)
+        forgotten = self._cache.pool.forget_persisted(self.budget - spare)
         log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
 
     def give_up(self, reason: str) -> None:
@@ -135,7 +130,7 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
     paths = Paths[_Place](records)
     orphans = []
     for record in records:
-        found = _before(cache, paths, record, fingerprint)
+        found = _before(cache, paths, record)
         if found is None or not _is_whole(record, found[1], fingerprint):
             orphans.append(record)
             continue
@@ -143,8 +138,8 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
         own = np.frombuffer(record.tokens, np.int32)
         path = np.concatenate([path_tokens(before)[: record.start], own])
         if not (record.start or cache.layout.spans):  # the path is in one record, all of it
-            shared = cache.pinned.longest(Namespace(record.tenant, fingerprint), path)
-            trie = cache.pinned.trie(Namespace(record.tenant, fingerprint), shared)
+            shared = cache.pinned.longest(Namespace(record.tenant), path)
+            trie = cache.pinned.trie(Namespace(record.tenant), shared)
         node = _place(cache, trie, path, record)
         if node is None:
             orphans.append(record)
@@ -154,16 +149,14 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
     return orphans
 
 
-def _before(
-    cache: PrefixCache, paths: Paths[_Place], record: Record, fingerprint: str
-) -> tuple[_Place, Any] | None:
+def _before(cache: PrefixCache, paths: Paths[_Place], record: Record) -> tuple[_Place, Any] | None:
     """Find where a record starts, and a digest of the tokens before it; None in a hole."""
     shared = cache.pinned.ending_at(record.start, record.prefix)
     if record.tenant == SHARED or record.end == record.start:
         shared = None
     if record.start and shared is None:
         return paths.before(record)
-    trie = cache.pinned.trie(Namespace(record.tenant, fingerprint), shared)
+    trie = cache.pinned.trie(Namespace(record.tenant), shared)
     hashed = hasher()
     hashed.update(trie.root.tokens.tobytes())
     return (trie, trie.root), hashed

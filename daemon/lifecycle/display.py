@@ -55,7 +55,7 @@ class Served(NamedTuple):
             model=service.model_name,
             context=assembly.context_length,
             weights=service.weight_bytes,
-            budget=assembly.governor.pool.budget.nbytes,
+            budget=assembly.cache.pool.budget.nbytes,
             one_by_one=assembly.runner.one_by_one,
             most=settings.max_batch,
             socket=socket,

@@ -258,7 +258,7 @@ class Daemon:
             model=name,
             context=assembly.context_length,
             batches=assembly.runner.batches,
-            cache_bytes=assembly.governor.pool.budget.nbytes,
+            cache_bytes=assembly.cache.pool.budget.nbytes,
         )
         self._display.served(
             Served.of(resident, self._settings, self._listener.path, self._server.addresses)

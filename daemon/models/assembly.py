@@ -11,7 +11,6 @@ import structlog
 from ...cachestore.disk.model_folders import ModelFolders
 from ...cachestore.disk.tier import DiskTier
 from ...cachestore.errors import DiskTierError, FolderInUseError
-from ...cachestore.governor import Governor
 from ...cachestore.ledger import Size, max_copy_bytes
 from ...cachestore.paging.pager import Pager
 from ...cachestore.pool import MemoryPool
@@ -61,7 +60,6 @@ class Assembly:
     engine: Engine
     runner: ModelRunner
     cache: PrefixCache
-    governor: Governor
     context_length: int
     bound: MemoryBound | None
     least_budget: int
@@ -132,19 +130,18 @@ def assemble(
     )
     with ExitStack() as undo:  # what a start that fails leaves to others, or nobody
         undo.callback(cache.close)
-        governor = cache.governor
         _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, begin, go_on)
         disk, pager = _open_disk(folders, loaded, copied, wake, begin), None
         if folders is not None and disk is not None:
             undo.callback(folders.give_back, disk.folder)
             undo.callback(disk.close, _CLOSE_DISK)
-            pager = _pager(loaded, runner, cache, governor.make_room, disk, folders)
-        pins = Pins(cache, loaded.fingerprint, disk)
+            pager = _pager(runner, cache, disk, folders)
+        pins = Pins(cache, disk)
         undo.callback(pins.close)
         engine = Engine(
             runner,
-            _kv_cache(loaded, settings, runner, governor, cache, pager, pins),
-            MemoryPlanner(governor, runner),
+            _kv_cache(settings, runner, cache, pager, pins),
+            MemoryPlanner(memory.pool, runner),
             queue,
             publish,
             eos_ids=loaded.text.eos_ids,
@@ -155,7 +152,7 @@ def assemble(
             token_bytes=weights,
         )
         undo.pop_all()
-    return Assembly(engine, runner, cache, governor, context, bound, budget, disk, pager, pins)
+    return Assembly(engine, runner, cache, context, bound, budget, disk, pager, pins)
 
 
 def max_stall(settings: Settings, limits: Limits) -> float:
@@ -189,10 +186,8 @@ def open_folders(settings: Settings, names: Collection[str]) -> ModelFolders | N
 
 
 def _kv_cache(
-    loaded: LoadedModel,
     settings: Settings,
     runner: ModelRunner,
-    governor: Governor,
     cache: PrefixCache,
     pager: Pager | None,
     pins: Pins,
@@ -200,12 +195,11 @@ def _kv_cache(
     return KVCacheManager(
         runner,
         cache,
-        fingerprint=loaded.fingerprint,
         interval=settings.checkpoint_interval,
         keeps=not settings.no_cache,
         longest=cache.longest,
-        may_capture=lambda tokens: governor.make_room(Size(*runner.profile.captured(tokens))),
-        may_store=lambda tokens: governor.make_room(Size(runner.profile.kept(tokens))),
+        may_capture=lambda tokens: cache.pool.make_room(Size(*runner.profile.captured(tokens))),
+        may_store=lambda tokens: cache.pool.make_room(Size(runner.profile.kept(tokens))),
         pager=pager,
         pins=pins,
     )
@@ -239,21 +233,12 @@ def _warm_up(
         warm_up(runner, settings.max_batch, nbytes=budget, chunk=chunk, go_on=go_on)
 
 
-def _pager(
-    loaded: LoadedModel,
-    runner: ModelRunner,
-    cache: PrefixCache,
-    make_room: Callable[[Size], bool],
-    disk: DiskTier,
-    folders: ModelFolders,
-) -> Pager:
+def _pager(runner: ModelRunner, cache: PrefixCache, disk: DiskTier, folders: ModelFolders) -> Pager:
     return Pager(
         cache,
         disk,
         DiskCodec(host_reads=runner.limits.host_reads, form=runner.state_form()),
         budget=folders.budget,
-        fingerprint=loaded.fingerprint,
-        make_room=make_room,
         folders=folders,
     )
 

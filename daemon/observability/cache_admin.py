@@ -67,8 +67,7 @@ class CacheAdmin:
 
     async def clear(self, tenant: str) -> int:
         """Forget what a tenant has, but for what runs or is pinned; returns the tokens."""
-        evictor = self._cache.governor
-        return await self._ask(lambda: evictor.clear(lambda whose: whose.tenant == tenant))
+        return await self._ask(lambda: self._cache.clear(lambda whose: whose.tenant == tenant))
 
     async def pins(self, tenant: str) -> list[PinDescription]:
         """List a tenant's pins."""

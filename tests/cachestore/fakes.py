@@ -26,7 +26,7 @@ Buffer = NDArray[np.int32]
 PLENTY = 1 << 40
 WINDOW = 16
 RECURRENT_BYTES = 40
-NAMESPACE = Namespace("tenant", "model")
+NAMESPACE = Namespace("tenant")
 
 
 @dataclass(frozen=True)
@@ -572,7 +572,7 @@ class World:
         """Assert that every lease was closed and that a cleared cache holds nothing."""
         assert self.cache.leases == set(), "a lease was never closed"
         self.check()
-        self.cache.governor.clear()
+        self.cache.clear()
         assert len(self.cache.tries) == 0, "a cleared cache holds tries"
         assert not self.registry.spans, "a span was never closed"
         assert not self.registry.checkpoints, "a checkpoint was never closed"

@@ -24,7 +24,7 @@ from umbel.cachestore.shared import PinnedPath, Pins
 from umbel.cachestore.state import Span
 from umbel.cachestore.tries import SHARED, Namespace
 
-from .disk_tools import TIMEOUT
+from .disk_tools import FINGERPRINT, TIMEOUT
 from .fakes import (
     NAMESPACE,
     PLENTY,
@@ -208,7 +208,7 @@ class PagedWorld(World):
 
     Args:
         folder: of the disk tier.
-        memory: budget of the governor.
+        memory: budget of the pool.
         disk: bytes that files may take.
         queue: bytes that may wait to be written.
         longest: tokens that are joined at most.
@@ -239,20 +239,16 @@ class PagedWorld(World):
 
     def open(self) -> None:
         """Open the tier, and what is above it."""
-        fingerprint = NAMESPACE.fingerprint
         self.cache.pool.resize(self.memory)
-        self.governor = self.cache.governor
-        self.tier = Watched(self.folder, fingerprint=fingerprint, **self._tier_options)
+        self.tier = Watched(self.folder, fingerprint=FINGERPRINT, **self._tier_options)
         self.codec = FakeCodec(self.registry, self.stack, self.each, copies=self.copies)
         self.pager = Pager(
             self.cache,
             self.tier,
             self.codec,
             budget=self.disk,
-            fingerprint=fingerprint,
-            make_room=self.governor.make_room,
         )
-        self.pins = Pins(self.cache, fingerprint, self.tier)
+        self.pins = Pins(self.cache, self.tier)
 
     def begin(
         self,
@@ -307,7 +303,7 @@ class PagedWorld(World):
     def page_out(self) -> None:
         """Leave all that can be to the disk, once all of it is there."""
         self.write_all()
-        self.cache.governor.evict(0)
+        self.cache.evict(0)
         self.check()
 
     def close_tier(self) -> None:
@@ -319,7 +315,7 @@ class PagedWorld(World):
         assert not self.sequences
         self.close_tier()
         self.pins.close()
-        self.cache.governor.clear()
+        self.cache.clear()
         assert not self.registry.nbytes
         longest = self.cache.longest
         self.cache = PrefixCache(
@@ -359,7 +355,7 @@ class PagedWorld(World):
         anew = PrefixCache(self.stack.layout, budget=PLENTY)
         for prompt in shared_prompts(self.cache):
             anew.pinned.put(SHARED, prompt.digest.hex(), prompt.tokens, None)
-        orphans = recover_index(anew, records, NAMESPACE.fingerprint)
+        orphans = recover_index(anew, records, FINGERPRINT)
         # What a tenant has both below a shared prompt and without it is one path after a restart.
         assert not orphans or shared_prompts(self.cache), "a child without its parents"
         assert self.cache.tries.files.nbytes == sum(record.nbytes for record in records)
@@ -369,9 +365,9 @@ class PagedWorld(World):
         self.step()
         self.check_disk()
         self.pins.close()
-        self.cache.governor.clear()
+        self.cache.clear()
         self.check()
-        self.cache.governor.forget_persisted(0)
+        self.cache.pool.forget_persisted(0)
         self.step()
         self.step()
         super().finish()

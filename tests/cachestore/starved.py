@@ -15,8 +15,8 @@ from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.paging import page_in, page_out
 
-from .disk_tools import TIMEOUT
-from .fakes import KV, NAMESPACE
+from .disk_tools import FINGERPRINT, TIMEOUT
+from .fakes import KV
 from .pager_tools import PagedWorld
 
 LIMIT = 64  # descriptors that the process may have
@@ -54,8 +54,7 @@ def starts(folder: Path) -> int:
     for free in range(MOST):
         with starved(free):
             try:
-                fingerprint = NAMESPACE.fingerprint
-                DiskTier(folder, fingerprint=fingerprint, queue_bytes=1 << 20).close(TIMEOUT)
+                DiskTier(folder, fingerprint=FINGERPRINT, queue_bytes=1 << 20).close(TIMEOUT)
             except DiskTierError:
                 refused += 1
     return refused

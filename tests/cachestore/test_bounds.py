@@ -14,10 +14,10 @@ from umbel.cachestore.tries import Namespace
 
 from .bounded import bound, holdings, watched
 from .conftest import MakeWorld
-from .fakes import KV, NAMESPACE, PLENTY, STACKS, Stack, TokenIds, World, conversation
+from .fakes import KV, PLENTY, STACKS, Stack, TokenIds, World, conversation
 from .pager_tools import PagedWorld
 
-A, B, C = (Namespace(name, NAMESPACE.fingerprint) for name in "abc")
+A, B, C = (Namespace(name) for name in "abc")
 
 
 def held(world: World, tenant: Namespace) -> int:
@@ -99,13 +99,13 @@ def test_a_request_that_runs_wins_over_floors(make_world: MakeWorld) -> None:
     bound(world.cache, a=TenantBounds(floor=400), b=TenantBounds(floor=400))
     world.serve(conversation(1, 100), namespace=A)
     world.serve(conversation(2, 100), namespace=B)
-    assert world.cache.governor.evictable().nbytes == 800
+    assert world.cache.pool.evictable().nbytes == 800
     running = world.begin(conversation(1, 101), namespace=A)
-    world.cache.governor.evict(500)
+    world.cache.evict(500)
     assert held(world, A) == 400, "leased"
     assert held(world, B) == 100, "a floor that cannot be kept is not kept"
     running.fail()
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     assert world.cache.tries.size.nbytes == 0
 
 
@@ -119,14 +119,14 @@ def test_bounds_are_over_all_models() -> None:
         world.serve(conversation(1, 50), namespace=A)
         world.serve(conversation(2, 50), namespace=B)
     pool.bounds = lambda tenant: TenantBounds(floor=300 if tenant == "a" else 0)
-    one.cache.governor.evict(0)
+    one.cache.evict(0)
     assert (held(one, A), held(one, B)) == (0, 0), "it must go, floor or not"
     one.serve(conversation(1, 50), namespace=A)
-    one.cache.governor._evict(one.cache.pool.tries, Size(300, PLENTY))
+    one.cache.pool.evict(one.cache.pool.tries, Size(300, PLENTY))
     assert held(one, A) + held(two, A) == 300
     assert held(two, B) == 0
     for world in (one, two):
-        world.cache.governor.clear()
+        world.cache.clear()
 
 
 TENANTS = st.sampled_from([A, B, C])
@@ -165,9 +165,9 @@ def test_nobody_is_taken_from_before_who_has_more(
         elif what == "evict":
             stored = world.cache.tries.size.nbytes
             limit = stored * size // 100
-            least = stored - world.cache.governor.evictable().nbytes
+            least = stored - world.cache.pool.evictable().nbytes
             with watched(world.cache, limit):
-                world.cache.governor.evict(limit)
+                world.cache.evict(limit)
             assert world.cache.tries.size.nbytes <= max(limit, least)
         world.check()
     for sequence in list(world.sequences):
@@ -227,7 +227,7 @@ def test_who_has_more_than_its_share_of_the_disk_is_forgotten_first(
         if bounds is not None:
             bound(world.cache, b=bounds)
         before = holdings(world.cache)
-        world.cache.governor.forget_persisted(world.cache.tries.files.nbytes - 1)
+        world.cache.pool.forget_persisted(world.cache.tries.files.nbytes - 1)
         after = holdings(world.cache)
         assert (after["a"].files == before["a"].files) == (bounds is not None)
         assert (after["b"].files == before["b"].files) == (bounds is None)

@@ -238,7 +238,7 @@ def test_a_cache_that_changes_between_pieces_is_sound(
         assert found == []
         pieces += 1
         world.serve(conversation(100 + pieces, 10))
-        world.cache.governor.evict(world.cache.tries.size.nbytes * 3 // 4)
+        world.cache.evict(world.cache.tries.size.nbytes * 3 // 4)
         if running and pieces % 3 == 0:
             running.pop().fail()
     assert pieces > 10

@@ -198,7 +198,7 @@ def test_segments_stay_few_whatever_else_happens(stack: Stack, folder: Path) -> 
                 world.write_all()
                 world.restart()
             if number in (6, 21):
-                world.cache.governor.evict(world.cache.tries.size.nbytes * 2 // 3)
+                world.cache.evict(world.cache.tries.size.nbytes * 2 // 3)
             if number == 12:
                 world.page_out()
             world.fetch([*agent.history, 1])

@@ -131,7 +131,7 @@ def test_losing_a_sibling_keeps_a_restore_point(world: World) -> None:
     world.serve([*SYSTEM, *fresh(1, 10)], (), (40, Reason.SYSTEM))
     world.serve([*SYSTEM, *fresh(2, 10)])
     keeper = world.begin([*SYSTEM, *fresh(2, 10), 7])
-    world.cache.governor.clear()
+    world.cache.clear()
     world.check()
     keeper.prefill().close()
     world.check()

@@ -31,7 +31,7 @@ from .pager_tools import ENOUGH, PagedWorld
 FLIPS = 34  # of each stack in each run
 MANY = 334  # of each stack among the slow tests: a thousand in all
 STACKS = (KV, EVERYTHING, RECURRENT)
-OTHER = Namespace("other", NAMESPACE.fingerprint)
+OTHER = Namespace("other")
 NOVEL = 77_777  # a token that nothing goes on with
 
 
@@ -77,7 +77,7 @@ def kept(request: pytest.FixtureRequest, folder: Path) -> Kept:
     stack: Stack = request.param
     served = conversations(5)
     with PagedWorld(stack, folder, interval=8, longest=30) as world:
-        pins = Pins(world.cache, NAMESPACE.fingerprint, world.tier)
+        pins = Pins(world.cache, world.tier)
         for prompt, namespace in served:
             world.serve(prompt, namespace=namespace)
             world.write_all()

@@ -34,7 +34,7 @@ def squeeze(world: World) -> Iterator[int]:
     """Evict as little as can be, again and again; yield the bytes that are left."""
     while world.cache.tries.size.nbytes:
         before = world.cache.tries.size.nbytes
-        world.cache.governor.evict(before - 1)
+        world.cache.evict(before - 1)
         world.check()
         assert world.cache.tries.size.nbytes < before, "nothing was freed"
         yield world.cache.tries.size.nbytes
@@ -56,10 +56,10 @@ def test_one_byte_costs_one_token(make_world: MakeWorld) -> None:
     history = fresh(1, 1000)
     world.serve(history)
     for left in (999, 998):
-        world.cache.governor.evict(world.cache.tries.size.nbytes - 1)
+        world.cache.evict(world.cache.tries.size.nbytes - 1)
         world.check()
         assert world.probe([*history, 1]) == (left, left)
-    world.cache.governor.evict(world.cache.tries.size.nbytes - 10 * 1024)
+    world.cache.evict(world.cache.tries.size.nbytes - 10 * 1024)
     assert world.probe([*history, 1]) == (988, 988)
 
 
@@ -70,7 +70,7 @@ def test_a_cut_frees_enough_and_less_than_a_token_more(length: int, each: int, b
     world = World(KV, each=each)
     world.serve(fresh(1, length))
     before = world.cache.tries.size.nbytes
-    world.cache.governor.evict(budget)
+    world.cache.evict(budget)
     world.check()
     assert world.cache.tries.size.nbytes == min(before, budget // each * each)
     world.finish()
@@ -80,7 +80,7 @@ def test_one_byte_never_costs_a_conversation(world: World) -> None:
     """Of an exact stack one old checkpoint goes, of another one token."""
     history = chat(world, 100, 6)
     full = world.probe([*history, 1])[1]
-    world.cache.governor.evict(world.cache.tries.size.nbytes - 1)
+    world.cache.evict(world.cache.tries.size.nbytes - 1)
     world.check()
     left = world.probe([*history, 1])[1]
     assert left == (full - 1 if world.stack is KV else full)
@@ -123,7 +123,7 @@ def test_a_probe_is_a_use(make_world: MakeWorld) -> None:
     world.serve(fresh(1, 50))
     world.serve(fresh(2, 50))
     world.probe([*fresh(1, 50), 7])
-    world.cache.governor.evict(50 * 4)
+    world.cache.evict(50 * 4)
     assert world.probe([*fresh(1, 50), 7])[1] == 50
     assert world.probe([*fresh(2, 50), 7])[1] == 0
 
@@ -179,7 +179,7 @@ def test_a_junction_outlives_older_checkpoints_of_those_that_part_there(
     while len(junction.children) > 1:
         assert junction.checkpoint is not None
         before = world.checkpoints()
-        world.cache.governor.evict(world.cache.tries.size.nbytes - 1)
+        world.cache.evict(world.cache.tries.size.nbytes - 1)
         world.check()
     assert len(before) < len(used) / 2
 
@@ -188,7 +188,7 @@ def test_a_shared_prompt_survives_the_conversations_that_are_evicted(world: Worl
     """After the eviction of all but one the common beginning still serves a new request."""
     histories = [chat(world, seed, 2) for seed in (100, 2000, 4000)]
     keeper = world.begin([*histories[1], 1])
-    world.cache.governor.clear()
+    world.cache.clear()
     world.check()
     assert world.cache.tries.size.nbytes
     assert world.probe([*SYSTEM, 7])[1] == 40
@@ -205,7 +205,7 @@ def test_no_budget_reaches_what_is_leased(world: World) -> None:
         assert sequence.cached
         world.cache.budget = 0
         for budget in (1, 0, -1):
-            world.cache.governor.evict(budget)
+            world.cache.evict(budget)
             world.check()
         assert world.cache.tries.size.nbytes
         getattr(sequence, end)()
@@ -220,7 +220,7 @@ def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:
     assert world.checkpoints() == [39, 103]
     leaf = world.node(103)
     world.trie.touch(leaf, 0)
-    world.cache.governor.evict(world.cache.tries.size.nbytes - 1)
+    world.cache.evict(world.cache.tries.size.nbytes - 1)
     assert world.checkpoints() == [39]
     assert leaf.end == 103
 
@@ -228,9 +228,9 @@ def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:
 def test_clear_forgets_everything_of_everyone(world: World) -> None:
     """No stale path survives, in no namespace."""
     for tenant in "abc":
-        chat_namespace = Namespace(tenant, "model")
+        chat_namespace = Namespace(tenant)
         world.serve(SYSTEM, fresh(1, 70), namespace=chat_namespace)
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.cache.tries.statistics().nodes == 0
     assert len(world.cache.tries) == 0
     assert world.cache.tries.statistics().evictions
@@ -238,11 +238,11 @@ def test_clear_forgets_everything_of_everyone(world: World) -> None:
 
 def test_pressure_of_one_tenant_takes_what_is_oldest_of_all(world: World) -> None:
     """The order goes over all tries, not trie by trie."""
-    namespaces = [Namespace(tenant, "model") for tenant in "abc"]
+    namespaces = [Namespace(tenant) for tenant in "abc"]
     for namespace in namespaces:
         world.serve(SYSTEM, fresh(1, 70), namespace=namespace)
     third = world.cache.tries.size.nbytes // 3
-    world.cache.governor.evict(2 * third)
+    world.cache.evict(2 * third)
     assert [namespace for namespace, _ in world.cache.tries.items()] == namespaces[1:]
     assert world.cache.tries.size.nbytes == 2 * third
 
@@ -260,7 +260,7 @@ def test_an_eviction_is_one_pass(world: World, monkeypatch: pytest.MonkeyPatch) 
         return walk(trie)
 
     monkeypatch.setattr(RadixTrie, "nodes", counted)
-    world.cache.governor.evict(world.cache.tries.size.nbytes // 10)
+    world.cache.evict(world.cache.tries.size.nbytes // 10)
     assert walks == 1
     assert world.cache.tries.statistics().evictions > 50
 
@@ -330,7 +330,7 @@ def test_a_stack_without_spans_keeps_no_tokens_that_lead_nowhere(make_world: Mak
     world = make_world(RECURRENT)
     for seed in range(1, 50):
         world.serve(fresh(seed, 30))
-    world.cache.governor.evict(5 * 40)
+    world.cache.evict(5 * 40)
     assert world.cache.tries.statistics().nodes == world.cache.tries.statistics().checkpoints == 5
 
 

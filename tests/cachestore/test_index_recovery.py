@@ -18,10 +18,11 @@ from umbel.cachestore.record import Record, RecordKind, digest, record_digest
 from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
 
+from .disk_tools import FINGERPRINT
 from .fakes import EVERYTHING, KV, NAMESPACE, PLENTY, RECURRENT, Stack
 from .pager_tools import PagedWorld, damage, has_on_disk, on_disk
 
-OTHER = Namespace("other", NAMESPACE.fingerprint)
+OTHER = Namespace("other")
 
 
 def span(number: int, tokens: Tokens, start: int, /, **changes: str | bytes) -> Record:
@@ -47,8 +48,7 @@ def sealed(record: Record, before: Tokens) -> Record:
     """Give a record the digest of what it says of itself, after some tokens."""
     path = digest(np.frombuffer(before.tobytes() + record.tokens, np.uint8))
     kind, start, end = record.kind.value, record.start, record.end
-    fingerprint = NAMESPACE.fingerprint
-    made = record_digest(fingerprint, record.tenant, kind, start, end, path)
+    made = record_digest(FINGERPRINT, record.tenant, kind, start, end, path)
     return replace(record, digest=made)
 
 
@@ -63,7 +63,7 @@ def recovered(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> Pr
     """Recall records that must all be of use."""
     cache = PrefixCache(stack.layout, budget=PLENTY, longest=longest)
     ascending = sorted(records, key=lambda record: record.start)
-    assert recover_index(cache, ascending, NAMESPACE.fingerprint) == []
+    assert recover_index(cache, ascending, FINGERPRINT) == []
     assert check.problems(cache) == []
     return cache
 
@@ -164,11 +164,11 @@ def test_tenants_do_not_mix() -> None:
     path = as_tokens(range(30))
     cache = PrefixCache(KV.layout, budget=PLENTY)
     records = [span(1, path[:10], 0), span(2, path, 10, tenant="other")]
-    assert [orphan.id for orphan in recover_index(cache, records, NAMESPACE.fingerprint)] == [2]
+    assert [orphan.id for orphan in recover_index(cache, records, FINGERPRINT)] == [2]
     assert [namespace.tenant for namespace, _ in cache.tries.items()] == [NAMESPACE.tenant]
     mixed = [span(3, path[:10], 0, tenant="other"), *records]
     cache = PrefixCache(KV.layout, budget=PLENTY)
-    assert recover_index(cache, mixed, NAMESPACE.fingerprint) == []
+    assert recover_index(cache, mixed, FINGERPRINT) == []
     sizes = {n.tenant: max(node.end for node in t.nodes()) for n, t in cache.tries.items()}
     assert sizes == {"tenant": 10, "other": 30}
 
@@ -193,7 +193,7 @@ def test_duplicates_are_collected() -> None:
         span(3, path[:15], 5),
         span(4, path, 15),
     ]
-    assert [orphan.id for orphan in recover_index(cache, records, NAMESPACE.fingerprint)] == [2, 3]
+    assert [orphan.id for orphan in recover_index(cache, records, FINGERPRINT)] == [2, 3]
     assert extents(cache) == [(0, 20, 1), (20, 30, 4)]
     assert cache.tries.files.counts == {1: 1, 4: 1}
 
@@ -222,7 +222,7 @@ def test_whole_states_of_stacks_without_spans(order: tuple[int, ...]) -> None:
     assert path_tokens(trie.match(fork).node).tolist() == fork.tolist()
     twice = whole(4, path[:12], spans=False)
     again = PrefixCache(RECURRENT.layout, budget=PLENTY)
-    assert recover_index(again, [*records, twice], NAMESPACE.fingerprint) == [twice]
+    assert recover_index(again, [*records, twice], FINGERPRINT) == [twice]
 
 
 def test_whole_states_need_their_spans() -> None:
@@ -230,7 +230,7 @@ def test_whole_states_need_their_spans() -> None:
     path = as_tokens(range(30))
     alone = whole(1, path[:12], spans=True)
     cache = PrefixCache(EVERYTHING.layout, budget=PLENTY)
-    assert recover_index(cache, [alone], NAMESPACE.fingerprint) == [alone]
+    assert recover_index(cache, [alone], FINGERPRINT) == [alone]
     cache = recovered(span(2, path, 0), alone, stack=EVERYTHING)
     trie = cache.tries.get(NAMESPACE)
     assert trie is not None
@@ -249,7 +249,7 @@ def test_what_makes_no_sense_is_collected(layout: Layout) -> None:
         span(4, path, 9, prefix=b"none"),
     ]
     cache = PrefixCache(layout, budget=PLENTY)
-    assert recover_index(cache, bad, NAMESPACE.fingerprint) == bad
+    assert recover_index(cache, bad, FINGERPRINT) == bad
     assert len(cache.tries) == 0
     assert check.problems(cache) == []
 
@@ -275,7 +275,7 @@ def test_each_field_of_a_record_counts(layout: Layout, field: str) -> None:
     records.append(replace(records.pop(2), **{field: FIELDS[field]}))  # type: ignore[arg-type]
     cache = PrefixCache(layout, budget=PLENTY)
     ascending = sorted(records, key=lambda record: record.start)
-    assert [r.id for r in recover_index(cache, ascending, NAMESPACE.fingerprint)] == [3]
+    assert [r.id for r in recover_index(cache, ascending, FINGERPRINT)] == [3]
 
 
 def test_another_models_record_is_of_no_use() -> None:
@@ -293,7 +293,7 @@ def test_any_bit_of_a_records_own_tokens() -> None:
         tokens[bit // 8] ^= 1 << bit % 8
         cache = PrefixCache(KV.layout, budget=PLENTY)
         flipped = replace(first, tokens=bytes(tokens))
-        assert recover_index(cache, [flipped, second], NAMESPACE.fingerprint) == [flipped, second]
+        assert recover_index(cache, [flipped, second], FINGERPRINT) == [flipped, second]
         assert len(cache.tries) == 0
 
 
@@ -305,7 +305,7 @@ def test_long_conversations_are_recovered_in_little_memory() -> None:
     cache = PrefixCache(KV.layout, budget=PLENTY)
     tracemalloc.start()
     try:
-        assert recover_index(cache, records, NAMESPACE.fingerprint) == []
+        assert recover_index(cache, records, FINGERPRINT) == []
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -8,11 +8,10 @@ import pytest
 
 from umbel.cachestore import prefix_cache
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pool import MemoryPool
-from umbel.cachestore.prefix_cache import Lease
+from umbel.cachestore.prefix_cache import Lease, PrefixCache
 from umbel.cachestore.shared import PinnedPaths
 from umbel.cachestore.trie import RadixTrie
 
@@ -31,7 +30,7 @@ PLACES = [
     (RadixTrie, "set_checkpoint"),
     (MemoryPool, "tick"),
     (Lease, "_check_handover"),
-    (Governor, "evict"),
+    (PrefixCache, "evict"),
     (PinnedPaths, "settle"),
 ]
 

@@ -93,28 +93,22 @@ def test_at_least_one_token_is_left(world: World) -> None:
 
 
 def test_namespaces_never_see_each_other(world: World) -> None:
-    """What a tenant can learn from cached tokens is its own history; so too for models."""
-    mine, other_tenant, other_model = (
-        Namespace("a", "model"),
-        Namespace("b", "model"),
-        Namespace("a", "other"),
-    )
+    mine, foreign = Namespace("a"), Namespace("b")
     world.serve(range(40), [50, 51], namespace=mine)
-    for foreign in (other_tenant, other_model):
-        assert world.probe(range(40), namespace=foreign) == (0, 0)
-        assert world.serve(range(40), namespace=foreign) == 0
+    assert world.probe(range(40), namespace=foreign) == (0, 0)
+    assert world.serve(range(40), namespace=foreign) == 0
     assert world.probe(range(40), namespace=mine)[1] == 39
-    assert world.cache.tries.statistics().namespaces == 3
+    assert world.cache.tries.statistics().namespaces == 2
 
 
 def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
     """Tenants come and go; an empty trie for each that ever came would be a leak."""
     for tenant in range(20):
-        world.probe(range(5), namespace=Namespace(str(tenant), "model"))
+        world.probe(range(5), namespace=Namespace(str(tenant)))
     assert len(world.cache.tries) == 0
-    open_lease = world.begin(range(5), namespace=Namespace("open", "model"))
-    world.serve(range(5), namespace=Namespace("other", "model"))
-    world.cache.governor.clear()
+    open_lease = world.begin(range(5), namespace=Namespace("open"))
+    world.serve(range(5), namespace=Namespace("other"))
+    world.cache.clear()
     assert [namespace.tenant for namespace, _ in world.cache.tries.items()] == ["open"]
     open_lease.prefill().close()
     assert world.probe(range(5), namespace=open_lease.namespace)[1] == 4
@@ -128,7 +122,7 @@ def test_a_lease_survives_what_others_do_to_its_path(world: World) -> None:
     for fork in (50, 20, 35, 5):
         world.serve([*range(fork), 900 + fork, 901])
         world.check()
-    world.cache.governor.clear()
+    world.cache.clear()
     world.check()
     holder.decode([70, 71]).close()
     world.check()
@@ -260,7 +254,7 @@ def test_a_rewinding_checkpoint_below_the_match_is_retained(make_world: MakeWorl
     assert sequence.cached == 8
     assert sequence.lease.checkpoint is not None
     assert sequence.lease.checkpoint.offset > 8
-    world.cache.governor.clear()
+    world.cache.clear()
     world.check()
     sequence.fail()
 
@@ -281,7 +275,7 @@ def test_only_what_was_matched_is_retained(make_world: MakeWorld) -> None:
     world = make_world(KV)
     world.serve(range(1000))
     sequence = world.begin([*range(10), 99])
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.cache.tries.size.nbytes == 40
     world.check()
     sequence.fail()
@@ -328,13 +322,13 @@ def test_the_lease_of_a_root_is_known_to_the_checker(world: World) -> None:
 def test_a_cut_is_noticed_though_another_namespace_is_dropped(make_world: MakeWorld) -> None:
     """What reads leased spans asks for them anew after each cut, whatever else has gone."""
     world = make_world(KV)
-    other = Namespace("other", NAMESPACE.fingerprint)
+    other = Namespace("other")
     world.serve(range(10), namespace=other)
     world.serve([*range(5), 20, 21], namespace=other)
     world.serve(range(10))
     reader = world.begin(range(20))
     seen, spans = world.cache.tries.splits, reader.lease.spans()
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     assert len(world.cache.tries) == 1
     world.serve([*range(5), 20, 21])
     assert reader.lease.spans() != spans

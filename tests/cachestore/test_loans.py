@@ -44,7 +44,7 @@ def test_what_stays_beside_what_was_given_up_is_counted_twice(folder: Path) -> N
     kept = world.begin([*range(60), 777])
     world.tier.slow = True
     world.pager.step()
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.ends() == [60]
     assert world.cache.tries.size.nbytes == 4 * 60
     assert paging(world) == 4 * 100
@@ -67,8 +67,8 @@ def test_what_lies_with_what_is_written_is_not_evicted(folder: Path) -> None:
     lower = world.node(100)
     assert not lower.writers
     assert lower.writing, "it lies in the same storage"
-    assert world.cache.governor.evictable() == Size()
-    world.cache.governor.evict(0)
+    assert world.cache.pool.evictable() == Size()
+    world.cache.evict(0)
     assert world.ends() == [60, 100]
     world.tier.slow = False
     world.write_all()
@@ -159,7 +159,7 @@ def test_what_is_not_written_is_not_lent_any_more(folder: Path, how: str) -> Non
             world.pager.page_out._take(written)
     assert span.storage.loan is None
     assert not world.node(100).writing
-    assert world.cache.governor.evictable().nbytes == 400
-    world.cache.governor.clear()
+    assert world.cache.pool.evictable().nbytes == 400
+    world.cache.clear()
     assert world.cache.ledger.total == Size()
     world.close_tier()

@@ -20,7 +20,7 @@ from umbel.cachestore.tries import Namespace
 from .fakes import KV, FakeSequence, Stack, World
 
 MAX_OPEN = 5
-NAMESPACES = st.sampled_from([Namespace("a", "model"), Namespace("b", "model")])
+NAMESPACES = st.sampled_from([Namespace("a"), Namespace("b")])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 REASONS = st.sampled_from([Reason.SYSTEM, Reason.MESSAGE])
 PICK = st.integers(0, MAX_OPEN - 1)
@@ -120,17 +120,17 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(percent=st.integers(0, 100))
     def evict(self, percent: int) -> None:
         """Some of what is stored is forgotten."""
-        self.world.cache.governor.evict(self.world.cache.tries.size.nbytes * percent // 100)
+        self.world.cache.evict(self.world.cache.tries.size.nbytes * percent // 100)
 
     @rule(budget=st.sampled_from([0, 100, 400, 1 << 30]))
     def press(self, budget: int) -> None:
-        """The governor changes the budget."""
+        """The budget changes."""
         self.world.cache.budget = budget
 
     @rule()
     def clear(self) -> None:
         """Everything is forgotten that nobody holds."""
-        self.world.cache.governor.clear()
+        self.world.cache.clear()
         held = {id(node) for lease in self.world.cache.leases for node in lease.deepest.path()}
         left = [node for trie in self.world.cache.tries for node in trie.nodes()]
         assert all(id(node) in held for node in left)

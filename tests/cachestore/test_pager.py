@@ -71,7 +71,7 @@ def test_forks_splits_and_evictions_rewrite_nothing(folder: Path) -> None:
     for number in range(2, 6):
         world.serve([*common[: 20 * number], *conversation(number, 50)])
         world.write_all()
-        world.cache.governor.evict(150)
+        world.cache.evict(150)
         world.write_all()
         world.fetch([*common, 0])
     tokens = stored_tokens(world)
@@ -110,7 +110,7 @@ def test_what_is_joined_while_it_is_written_stays_under_way(folder: Path) -> Non
     world.pager.step()
     world.serve(range(180))
     assert world.ends() == [180]
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     assert world.ends() == [180], "it is being written: giving it up would free nothing"
     world.tier.slow = False
     world.write_all()
@@ -274,7 +274,7 @@ def test_a_tier_that_takes_nothing_is_left_alone(
     assert world.codec.exports == 2
     assert not any(node.writing for node in world.trie.nodes())
     assert world.cache.ledger.held(Kind.PAGING) == Size()
-    world.cache.governor.clear()
+    world.cache.clear()
     assert not world.registry.spans
 
 
@@ -417,7 +417,7 @@ def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
     world.serve(conversation(1, 100))
     world.tier.slow = True
     world.pager.step()
-    world.cache.governor.clear()
+    world.cache.clear()
     assert paging(world) == 400
     assert world.cache.tries.size.nbytes == 0
     world.tier.slow = False
@@ -449,7 +449,7 @@ def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Pa
     world = PagedWorld(stack, folder)
     world.serve(range(40))
     world.pager.step()
-    world.cache.governor.clear()
+    world.cache.clear()
     world.serve([*range(20), *range(100, 120)])
     world.write_all()
     world.page_out()
@@ -473,7 +473,7 @@ def test_what_was_cleared_does_not_come_back(
         world.pager.step()  # it is being written
     kept = world.begin(range(40))
     restored = kept.cached
-    world.cache.governor.clear()
+    world.cache.clear()
     world.check()
     world.write_all()
     world.step()
@@ -496,11 +496,11 @@ def test_a_leaf_that_is_partly_on_disk_is_shortened_first(folder: Path) -> None:
     world.serve(range(60))
     (leaf,) = world.trie.nodes()
     assert (leaf.persisted_end, leaf.end) == (40, 60)
-    world.cache.governor.evict(world.cache.tries.size.nbytes - 5 * world.each)
+    world.cache.evict(world.cache.tries.size.nbytes - 5 * world.each)
     assert (leaf.end, leaf.span is not None) == (55, True)
-    world.cache.governor.evict(41 * world.each)
+    world.cache.evict(41 * world.each)
     assert (leaf.end, leaf.span is not None) == (41, True)
-    world.cache.governor.evict(30 * world.each)
+    world.cache.evict(30 * world.each)
     assert (leaf.end, leaf.span, leaf.persisted_end) == (40, None, 40)
     world.check()
     world.finish()
@@ -559,7 +559,7 @@ def test_a_request_resumes_where_memory_ends(folder: Path) -> None:
     for end in (30, 60, 90):
         world.serve(range(end))
     world.write_all()
-    world.cache.governor.evict(4 * 60)
+    world.cache.evict(4 * 60)
     assert [node.span is None for node in world.trie.nodes()] == [False, False, True]
     assert world.probe(range(100)) == (90, 60)
     assert world.fetch(range(100)) == 1
@@ -574,7 +574,7 @@ def test_only_a_leaf_loses_what_the_disk_lacks(folder: Path) -> None:
     world.write_all()
     world.serve(range(150))
     assert world.ends() == [150]
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     (node,) = world.trie.nodes()
     assert (node.end, node.persisted_end, node.span) == (100, 100, None)
     assert node not in world.trie.persistence.dirty

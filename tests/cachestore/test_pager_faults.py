@@ -139,12 +139,12 @@ def split_it(world: PagedWorld) -> None:
 
 def forget_it(world: PagedWorld) -> None:
     """Have the disk's budget take a node that is being read."""
-    world.cache.governor.forget_persisted(world.cache.tries.files.nbytes - 1)
+    world.cache.pool.forget_persisted(world.cache.tries.files.nbytes - 1)
 
 
 def clear_it(world: PagedWorld) -> None:
     """Forget everything."""
-    world.cache.governor.clear()
+    world.cache.clear()
 
 
 def compute_it(world: PagedWorld) -> None:
@@ -155,7 +155,7 @@ def compute_it(world: PagedWorld) -> None:
 
 def page_it_out(world: PagedWorld) -> None:
     """Give up what was read so far."""
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
 
 
 CHANGES = [split_it, forget_it, clear_it, compute_it, page_it_out]
@@ -186,7 +186,7 @@ def test_a_file_that_was_not_verified_is_not_read(folder: Path) -> None:
     assert world.fetch(range(31)) == 1
     record = the_record(world, 0)
     assert want(world, 91) is PageInStatus.BEGUN
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     damage(world.tier.path(record), "flip")
     drain(world)
     world.fetch(range(91))
@@ -202,7 +202,7 @@ def test_a_whole_state_whose_span_left_meanwhile(folder: Path) -> None:
     holder = next(node for node in world.trie.nodes() if node.checkpoint is not None)
     world.trie.drop_checkpoint(holder)
     assert want(world, 60) is PageInStatus.BEGUN
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     assert holder.span is None
     damage(world.tier.path(holder.extents[0].record), "flip")
     drain(world)
@@ -255,7 +255,7 @@ def test_no_room(folder: Path) -> None:
     tails.close()
     assert world.fetch(range(91)) == 1
     assert world.probe(range(91))[1] == 90
-    assert world.cache.ledger.total.within(world.governor.pool.limit)
+    assert world.cache.ledger.total.within(world.cache.pool.limit)
     world.finish()
 
 
@@ -267,7 +267,7 @@ def test_buffers_are_asked_for(folder: Path) -> None:
     assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
     assert world.cache.tries.size.buffers == 4
-    assert world.cache.ledger.total.within(world.governor.pool.limit)
+    assert world.cache.ledger.total.within(world.cache.pool.limit)
     world.finish()
 
 
@@ -286,7 +286,7 @@ def test_a_tier_that_was_closed(folder: Path) -> None:
     world.serve(range(200, 230))
     world.pager.step()
     assert not any(node.writing for node in world.trie.nodes())
-    world.cache.governor.clear()
+    world.cache.clear()
     assert not world.registry.spans
 
 
@@ -341,7 +341,7 @@ def test_a_trie_that_is_gone_when_its_write_is_done(folder: Path) -> None:
     world.tier.slow = True
     world.serve(range(30))
     world.pager.step()
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.cache.tries.get(NAMESPACE) is None
     world.tier.slow = False
     world.step()
@@ -359,7 +359,7 @@ def test_what_the_disk_forgets_while_more_of_it_is_written(folder: Path) -> None
     world.tier.slow = True
     world.pager.step()
     assert written(world) == [(0, 100), (100, 150)]
-    world.cache.governor.forget_persisted(0)
+    world.cache.pool.forget_persisted(0)
     world.tier.slow = False
     world.write_all()
     world.step()

@@ -33,8 +33,8 @@ from .fakes import NAMESPACE, PLENTY, Stack
 from .pager_tools import PagedSequence, PagedWorld, damage, has_on_disk, on_disk
 
 MAX_OPEN = 4
-OPERATOR = Namespace(SHARED, NAMESPACE.fingerprint)
-NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, Namespace("b", NAMESPACE.fingerprint)])
+OPERATOR = Namespace(SHARED)
+NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, Namespace("b")])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 REASONS = st.sampled_from([Reason.SYSTEM, Reason.MESSAGE])
 PICK = st.integers(0, 20)
@@ -144,7 +144,7 @@ class PagerMachine(RuleBasedStateMachine):
         """Some of what is in memory is given up, within the bounds of tenants."""
         limit = self.world.cache.tries.size.nbytes * percent // 100
         with watched(self.world.cache, limit):
-            self.world.cache.governor.evict(limit)
+            self.world.cache.evict(limit)
 
     @rule(one=BOUNDS, other=BOUNDS)
     def bound(self, one: TenantBounds, other: TenantBounds) -> None:
@@ -155,13 +155,13 @@ class PagerMachine(RuleBasedStateMachine):
     def make_room(self, nbytes: int) -> None:
         """A step needs memory."""
         before = self.world.cache.tries.size.nbytes
-        if not self.world.governor.make_room(Size(nbytes)):
+        if not self.world.cache.pool.make_room(Size(nbytes)):
             assert self.world.cache.tries.size.nbytes == before
 
     @rule(share=st.sampled_from([0.25, 0.5, 1.0]))
     def shrink(self, share: float) -> None:
         """The system is short of memory, or no more."""
-        self.world.governor.pool.shrink(share)
+        self.world.cache.pool.shrink(share)
 
     # -- shared prompts ----------------------------------------------------------------
 
@@ -202,9 +202,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(percent=st.integers(0, 100))
     def forget_persisted(self, percent: int) -> None:
         """The disk's budget shrinks for a moment."""
-        self.world.cache.governor.forget_persisted(
-            self.world.cache.tries.files.nbytes * percent // 100
-        )
+        self.world.cache.pool.forget_persisted(self.world.cache.tries.files.nbytes * percent // 100)
 
     @rule(disk=st.sampled_from([200, 3000, PLENTY, PLENTY]))
     def resize_disk(self, disk: int) -> None:

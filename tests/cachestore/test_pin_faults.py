@@ -6,9 +6,9 @@ import pytest
 
 from umbel.cachestore import check, prefix_cache, shared
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pool import MemoryPool
+from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.shared import PinnedPaths, Pins
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import SHARED
@@ -21,8 +21,8 @@ PLACES: list[tuple[Any, str]] = [
     (shared, "digest"),
     (shared, "size_in_memory"),
     (RadixTrie, "prune"),
-    (Governor, "evict"),
-    (Governor, "clear"),
+    (PrefixCache, "evict"),
+    (PrefixCache, "clear"),
     (MemoryPool, "tick"),
     (PinnedPaths, "put"),
     (PinnedPaths, "settle"),
@@ -33,7 +33,7 @@ OLDER, NEWER = tuple(range(20)), tuple(range(100, 130))
 def pinned_world(tenant: str) -> tuple[World, Pins]:
     """A cache that has two prompts of a tenant, and one of its pins."""
     world = World(HYBRID)
-    own = Pins(world.cache, NAMESPACE.fingerprint, None)
+    own = Pins(world.cache, None)
     for tokens in (OLDER, NEWER):
         reason = len(tokens), Reason.SYSTEM
         world.serve([*tokens, 9999], (), reason, namespace=NAMESPACE._replace(tenant=tenant))
@@ -97,6 +97,6 @@ def test_pin_is_whole_or_not_there(
         own.close()
     assert own not in world.cache.pool.pins
     assert world.cache.leases == set()
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.cache.tries.size.nbytes == 0
     assert check.problems(world.cache) == []

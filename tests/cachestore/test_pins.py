@@ -18,7 +18,7 @@ TENANT = NAMESPACE.tenant
 
 def pinned(world: World) -> Pins:
     """Pins of a world's cache, without a disk."""
-    return Pins(world.cache, NAMESPACE.fingerprint, None)
+    return Pins(world.cache, None)
 
 
 def serve(world: World, *tokens: int) -> tuple[int, ...]:
@@ -37,14 +37,14 @@ def test_what_is_pinned_outlives_all_pressure(stack: Stack) -> None:
     description = pins.pin(TENANT, "mine", as_tokens(prompt))
     assert description.name == "mine"
     assert 0 < description.held <= description.tokens == len(prompt)
-    world.cache.governor.evict(0)
-    world.cache.governor.clear()
+    world.cache.evict(0)
+    world.cache.clear()
     assert check.problems(world.cache) == []
     lease = world.cache.begin(NAMESPACE, as_tokens([*prompt, 999]))
     assert lease.cached == description.held
     lease.close()
     assert pins.unpin(TENANT, "mine")
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.cache.tries.size.nbytes == 0
     assert check.problems(world.cache) == []
 
@@ -160,7 +160,7 @@ def test_a_pin_replaces_one_of_its_name() -> None:
     pins.pin(TENANT, "name", as_tokens(first))
     pins.pin(TENANT, "name", as_tokens(second))
     assert pins.listed(TENANT) == [PinDescription("name", 10, 10)]
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.cache.tries.statistics().tokens == 10
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.prefix_cache import PrefixCache
 
 from .fakes import STACKS, FakeSequence, Stack, TokenIds, World
@@ -95,16 +94,16 @@ def test_no_wrong_state_under_pressure(stack: Stack, share: float) -> None:
     assert world.cache.tries.statistics().evictions > REQUESTS / 4
 
 
-class Ruthless(Governor):
+class Ruthless(PrefixCache):
     """Evicts what is leased, as if nobody had retained it."""
 
-    def evict(self, budget: int, buffers: int = 1 << 62) -> None:
+    def evict(self, budget: int) -> None:
         """Evict as if nobody held anything."""
-        nodes = [node for trie in self._tries for node in trie.nodes()]
+        nodes = [node for trie in self.tries for node in trie.nodes()]
         counts = [node.ref_count for node in nodes]
         for node in nodes:
             node.ref_count = 0
-        super().evict(budget, buffers)
+        super().evict(budget)
         for node, held in zip(nodes, counts, strict=True):
             node.ref_count = held
 
@@ -114,8 +113,7 @@ def test_without_leases_wrong_states_are_seen(stack: Stack) -> None:
     """The negative control: the same traffic finds the fault when it is there."""
     world = World(stack, interval=16)
     layout: Layout = stack.layout
-    world.cache = PrefixCache(layout, budget=budget_of_one(stack))
-    world.cache.governor = Ruthless(world.cache.tries, world.cache.pool)
+    world.cache = Ruthless(layout, budget=budget_of_one(stack))
     traffic = Traffic(world, seed=2)
 
     def run() -> None:

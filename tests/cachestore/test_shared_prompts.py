@@ -9,11 +9,11 @@ from umbel.cachestore.node import as_tokens
 from umbel.cachestore.shared import Pins
 from umbel.cachestore.tries import SHARED, Namespace
 
-from .fakes import KV, NAMESPACE, STACKS, Stack, TokenIds, World, conversation
+from .fakes import KV, STACKS, Stack, TokenIds, World, conversation
 from .pager_tools import PagedWorld
 
-A, B = (Namespace(name, NAMESPACE.fingerprint) for name in "ab")
-OPERATOR = Namespace(SHARED, NAMESPACE.fingerprint)
+A, B = (Namespace(name) for name in "ab")
+OPERATOR = Namespace(SHARED)
 PROMPT = tuple(range(40))
 
 
@@ -25,7 +25,7 @@ def share(world: World, pins: Pins, tokens: TokenIds = PROMPT, name: str = "syst
 
 def shared(world: World) -> Pins:
     """Pins of a world's cache, without a disk, that have the prompt declared."""
-    pins = Pins(world.cache, NAMESPACE.fingerprint, None)
+    pins = Pins(world.cache, None)
     share(world, pins)
     return pins
 
@@ -93,8 +93,8 @@ def test_it_is_always_there(world: World) -> None:
     """Nothing evicts or clears it, whoever is short of room."""
     pins = shared(world)
     follow(world, A, 1)
-    world.cache.governor.evict(0)
-    world.cache.governor.clear()
+    world.cache.evict(0)
+    world.cache.clear()
     assert follow(world, B, 2)[1] == len(PROMPT)
     end(world, pins)
 
@@ -116,12 +116,12 @@ def test_shared_no_more_it_is_forgotten_with_what_follows(world: World) -> None:
     running = world.begin([*prompt, 7], namespace=A)
     assert pins.unpin(SHARED, "system")
     assert world.probe([*prompt, 7], A) == (0, 0), "it is nobody's beginning any more"
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     world.check()
     running.prefill().decode((1, 2, 3)).finish()
     world.check()
     assert world.probe([*prompt, 7], A) == (0, 0)
-    world.cache.governor.clear()
+    world.cache.clear()
     assert world.cache.tries.size.nbytes == 0
     world.finish()
 

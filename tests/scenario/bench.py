@@ -180,13 +180,12 @@ class Bench:
         )
         self._queue = ConversationQueue(16)
         self._events: list[tuple[Sequence, Event]] = []
-        kv_cache = KVCacheManager(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
+        kv_cache = KVCacheManager(self.runner, self.cache, interval=INTERVAL)
         self.cache.pool.resize(Size(memory, 1 << 40))
-        self.governor = self.cache.governor
         self.engine = Engine(
             self.runner,
             kv_cache,
-            MemoryPlanner(self.governor, self.runner),
+            MemoryPlanner(self.cache.pool, self.runner),
             self._queue,
             self._events.extend,
             eos_ids=frozenset(),

@@ -232,7 +232,7 @@ class ServerFixture:
             self._undo = undo.pop_all()
         self.name = loaded.name
         self.engine = self.assembly.engine
-        self.budget = self.assembly.governor.pool.budget.nbytes
+        self.budget = self.assembly.cache.pool.budget.nbytes
         self.told: dict[str, Told] = {}
         self.live: dict[str, Sequence] = {}
         self.paces: list[Pace] = []
@@ -334,7 +334,7 @@ class ServerFixture:
 
     def allow(self, nbytes: int) -> None:
         """Have another budget from now on."""
-        self.assembly.cache.pool.resize(Size(nbytes, self.assembly.governor.pool.budget.buffers))
+        self.assembly.cache.pool.resize(Size(nbytes, self.assembly.cache.pool.budget.buffers))
 
     def cache_of(self, name: str) -> SequenceCache:
         """The state of a sequence that runs."""
@@ -373,12 +373,12 @@ class ServerFixture:
     @property
     def booked(self) -> int:
         """What the ledger says is held, transients aside."""
-        ledger = self.assembly.governor.ledger
+        ledger = self.assembly.cache.ledger
         return ledger.total.nbytes - ledger.held(Kind.TRANSIENT).nbytes
 
     def check_rest(self) -> None:
         """Nobody is left: no leases, no slots, and the ledger has stored state only."""
-        cache, ledger = self.assembly.cache, self.assembly.governor.ledger
+        cache, ledger = self.assembly.cache, self.assembly.cache.ledger
         assert problems(cache) == []
         assert cache.leases == set()
         assert self.engine._scheduler.running == []

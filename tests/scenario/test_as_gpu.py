@@ -215,7 +215,7 @@ def test_the_prefix_of_a_single_sequence_is_cut_evicted_and_shared(name: str) ->
     assert told.error is None
     name_of = server.send(first)
     server.until(lambda: len(server.live[name_of].output) >= 12)
-    server.assembly.cache.governor.evict(0)  # what nobody leases
+    server.assembly.cache.evict(0)  # what nobody leases
     later = server.send(other)  # cuts the leased span, and makes the first one enter a row
     server.until(lambda: len(server.live[later].output) >= 4)
     server.squeeze()

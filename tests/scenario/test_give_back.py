@@ -64,7 +64,7 @@ def test_what_cannot_be_stored_is_read_once(name: str, monkeypatch: pytest.Monke
     assert bench.kv.give_copies_back()
     assert first.lease is not None
     assert first.lease.held == 0 < first.lease.reached
-    bench.cache.governor.evict(int(bench.cache.tries.size.nbytes * 0.7))
+    bench.cache.evict(int(bench.cache.tries.size.nbytes * 0.7))
     bench.end(other)
     parts = bench.send([*words(150, "s")[:40], *words(20, "u")], 3)  # splits what is leased
     bench.end(first, parts)
@@ -91,7 +91,7 @@ def test_what_was_given_back_is_not_copied_in_each_step(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bench.runner.placement, "suffix_span", counted)
     assert bench.kv.give_copies_back()
-    bench.cache.governor.evict(0)
+    bench.cache.evict(0)
     for _ in range(5):
         bench.step()
         assert not first.is_awaited
@@ -106,7 +106,7 @@ def test_pieces_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = bench.send(words(500, "s"), 40), bench.send(words(90, "v"), 60)
     bench.until(first, other, tokens=5)
     assert bench.kv.give_copies_back()
-    bench.cache.governor.evict(0)
+    bench.cache.evict(0)
     bench.end(first)
     (trie,) = bench.cache.tries
     lengths = [node.span.storage.length for node in trie.nodes() if node.span is not None]
@@ -119,7 +119,7 @@ def test_pieces_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
         return copy(storage, start, stop)
 
     monkeypatch.setattr(spans, "copied", counted)
-    bench.cache.governor.evict(bench.cache.tries.size.nbytes * 6 // 10)
+    bench.cache.evict(bench.cache.tries.size.nbytes * 6 // 10)
     assert max(copies, default=0) <= LONGEST
     bench.end(other)
     bench.check(first)

@@ -22,7 +22,7 @@ TOLERANCE = 1e-3
 
 def spans_of(bench: Bench, tokens: list[int]) -> list[PackedSpan]:
     """The state of all that is known of some tokens, in order."""
-    trie = bench.cache.tries.get(Namespace("t", "f"))
+    trie = bench.cache.tries.get(Namespace("t"))
     assert trie is not None
     spans = [node.span for node in trie.match(as_tokens(tokens)).node.path()]
     assert all(isinstance(span, PackedSpan) for span in spans)

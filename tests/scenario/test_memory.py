@@ -68,7 +68,7 @@ def check_budget(server: ServerFixture, asks: list[Ask]) -> None:
 def check_ledger(server: ServerFixture) -> None:
     """What is active between two steps is what the ledger says."""
     mx.synchronize()
-    ledger = server.assembly.governor.ledger
+    ledger = server.assembly.cache.ledger
     slack = 0.03 * server.booked + _SHARED_BUFFER * ledger.total.buffers
     assert server.active <= server.booked + slack
     written = ledger.held(Kind.PAGING).nbytes  # perhaps, and nobody has heard of it yet
@@ -158,7 +158,7 @@ def test_nobody_is_preempted_so_that_a_batch_can_shrink() -> None:
     decode = [server.cache_of(name) for name in names[:8]]
     steady = runner.cost(runner.plan(decode, may_copy=False)).nbytes
     assert steady < runner.cost(runner.plan(decode)).nbytes
-    server.assembly.cache.governor.clear()
+    server.assembly.cache.clear()
     server.allow((server.booked + steady) * 16 // 15 + 64)
     server.step()
     assert (server.preemptions, placement.rows) == (0, rows)
@@ -185,7 +185,7 @@ def test_what_is_restored_is_freed_without_a_collector() -> None:
     try:
         for ask in [*asks, *asks]:
             server.serve([ask])
-        server.assembly.cache.governor.clear()
+        server.assembly.cache.clear()
         mx.synchronize()
         assert server.assembly.cache.tries.size.nbytes == 0
         assert server.active <= _SHARED_BUFFER
@@ -211,7 +211,7 @@ def test_four_hundred_requests_leave_no_object() -> None:
         ]
         for start in range(0, count, 20):
             server.serve(asks[start : start + 20])
-            server.assembly.cache.governor.clear()
+            server.assembly.cache.clear()
         for kept in (server.live, server.told, server.paces):
             kept.clear()
 
@@ -306,7 +306,7 @@ def test_short_of_memory_nobody_hangs() -> None:
     asks = loners(6, (60, 300), (30, 80))
     names = [server.send(ask) for ask in asks]
     server.until(lambda: all(len(server.live[name].output) > 2 for name in names[:3]))
-    server.assembly.governor.pool.shrink(0.25)
+    server.assembly.cache.pool.shrink(0.25)
     server.until(lambda: server.idle)
     for name, ask in zip(names, asks, strict=True):
         told = server.told[name]
@@ -318,7 +318,7 @@ def test_short_of_memory_nobody_hangs() -> None:
             need, usable = [int(word) for word in str(told.error).split() if word.isdigit()]
             assert need > usable
     server.check_rest()
-    server.assembly.governor.pool.shrink(1.0)
+    server.assembly.cache.pool.shrink(1.0)
     assert all(told.error is None for told in server.serve(asks))
 
 
@@ -368,7 +368,7 @@ def test_what_can_never_fit_is_told_in_bytes() -> None:
     with pytest.raises(ContextLengthExceededError) as refused:
         admission.answer_length(server.limit, None)
     need, usable = [int(n) for n in findall(r"(\d+)(?: bytes| of cache_bytes)", str(refused.value))]
-    assert usable == server.assembly.governor.pool.limit.nbytes < need
+    assert usable == server.assembly.cache.pool.limit.nbytes < need
     assert need == server.assembly.runner.profile.worst_case(server.limit + 1).nbytes
 
 

@@ -100,7 +100,7 @@ def test_what_was_preempted_comes_back_from_disk(name: str, tmp_path: Path) -> N
     preempted.server.save()  # squeezed as it is now, nobody waits for the disk
     preempted.server.squeeze()
     preempted.server.save()
-    preempted.server.assembly.cache.governor.evict(0)
+    preempted.server.assembly.cache.evict(0)
     preempted.server.allow(preempted.server.budget)
     preempted.check()
     assert preempted.server.engine.statistics().page_ins > 0

@@ -58,7 +58,7 @@ class Crowd:
 
 def tails(server: ServerFixture) -> int:
     """Bytes that are recorded for running sequences."""
-    return server.assembly.governor.ledger.held(Kind.TAIL).nbytes
+    return server.assembly.cache.ledger.held(Kind.TAIL).nbytes
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_copies_in_the_trie_are_given_back_where_memory_is_short() -> None:
         nonlocal least
         check_ledger(server)
         if len(placement.sequences) == len(crowd.histories):
-            stored = server.assembly.governor.ledger.held(Kind.KV).nbytes // token
+            stored = server.assembly.cache.ledger.held(Kind.KV).nbytes // token
             least = min(least, stored)
 
     for _ in range(2):

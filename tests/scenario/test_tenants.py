@@ -158,7 +158,7 @@ def test_what_yielded_comes_back_from_disk(tmp_path: Path) -> None:
     light = crowded.send(replace(LIGHT[0], tokens=4))
     crowded.step()
     crowded.save()
-    crowded.assembly.cache.governor.evict(0)
+    crowded.assembly.cache.evict(0)
     crowded.until(lambda: crowded.idle)
     assert crowded.told[light].error is None
     assert [crowded.told[n].tokens for n in names] == expected

@@ -58,8 +58,8 @@ def test_the_state_used_longest_ago_goes_whosever_it_is(two: Two) -> None:
     two.llama.serve([Ask(old, 2)])
     two.gemma.serve([Ask(new, 2)])
     kept = [server.assembly.cache.tries.size.nbytes for server in two.both]
-    governor = two.gemma.assembly.governor
-    assert governor.make_room(governor.pool.room + Size(kept[0] // 2))
+    pool = two.gemma.assembly.cache.pool
+    assert pool.make_room(pool.room + Size(kept[0] // 2))
     sizes = [server.assembly.cache.tries.size.nbytes for server in two.both]
     assert sizes[0] < kept[0]
     assert sizes[1] == kept[1]

@@ -251,7 +251,7 @@ class EngineHarness(Bench):
             cast("dict[str, Any]", notes).clear()
         cast("PatientRunner", self.runner).forget()
         self._prefilled_before = self.engine.statistics().prefill_tokens
-        self.cache.governor.clear()
+        self.cache.clear()
         assert self.cache.tries.size.nbytes == 0
         assert memory() - self._before <= LEFT_OVER, memory() - self._before
         assert [ref for ref in gone if ref() is not None] == []

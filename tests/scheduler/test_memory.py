@@ -84,11 +84,11 @@ class PlannerFixture:
     ) -> None:
         self.world = world or World(KV)
         self.world.cache.pool.resize(Size(nbytes, buffers))
-        self.governor = self.world.cache.governor
-        self.ledger = self.governor.ledger
+        self.pool = self.world.cache.pool
+        self.ledger = self.pool.ledger
         self.others = self.ledger.account(Kind.PAGING)
         self.runner = Figures()
-        self.planner = MemoryPlanner(self.governor, cast("Any", self.runner))
+        self.planner = MemoryPlanner(self.pool, cast("Any", self.runner))
 
     def afford(self, running: list[Sequence], chunk: int, *, grid: int = 1) -> Batch | None:
         """Say what the planner lets a step compute."""
@@ -100,7 +100,7 @@ class PlannerFixture:
         """Have others hold all but so many bytes, after the last step."""
         self.planner.release()
         self.others.close()
-        held = self.governor.pool.room.nbytes - nbytes
+        held = self.pool.room.nbytes - nbytes
         assert held >= 0
         self.others.set(Size(held))
 
@@ -368,7 +368,7 @@ class TestStart:
         for room, admitted in ((510, True), (509, False)):
             fixture.leave(room)
             assert fixture.planner.admits(new_request, NOTHING_KNOWN, []) == admitted
-            assert fixture.governor.pool.room.nbytes == room
+            assert fixture.pool.room.nbytes == room
 
     def test_room_for_those_that_run_is_left(self) -> None:
         """Each has the rest of its prompt to compute, and 256 tokens of an answer."""
@@ -428,7 +428,7 @@ class TestStart:
         assert fixture.world.cache.tries.size.nbytes == 880, "a question evicts nothing"
         assert fixture.planner.make_room(new_request, known)
         assert fixture.world.cache.tries.size.nbytes == 0
-        assert fixture.governor.pool.room.nbytes >= fixture.planner.needed(new_request)
+        assert fixture.pool.room.nbytes >= fixture.planner.needed(new_request)
 
     def test_allocations_count(self) -> None:
         """A start needs four arrays."""
@@ -464,10 +464,10 @@ class TestFigures:
         fixture = PlannerFixture()
         assert (fixture.planner.use().budget, fixture.planner.usable) == (1600, 1500)
         fixture.others.set(Size(1200))
-        fixture.governor.pool.shrink(0.5)
+        fixture.pool.shrink(0.5)
         assert (fixture.planner.use().budget, fixture.planner.usable) == (600, 500)
         assert fixture.planner.use().budget == 600
-        fixture.governor.pool.shrink(1.0)
+        fixture.pool.shrink(1.0)
         assert (fixture.planner.use().budget, fixture.planner.usable) == (1600, 1500)
 
     def test_the_report_names_every_kind(self) -> None:
@@ -510,7 +510,7 @@ def test_none_starts_beside_as_many_as_one_did_not_fit_beside() -> None:
     assert not admitted([*running, decoding(3)])
     assert admitted(running[:1])
     assert admitted([])
-    fixture.governor.pool.resize(Size(8100, 1000))
+    fixture.pool.resize(Size(8100, 1000))
     assert admitted(running)
 
 

@@ -31,8 +31,8 @@ def world(tmp_path: Path) -> Iterator[PagedWorld]:
 
 def paging(world: PagedWorld) -> Paging:
     """What the engine would use."""
-    pins = Pins(world.cache, NAMESPACE.fingerprint, world.tier)
-    return Paging(NAMESPACE.fingerprint, world.pager, pins)
+    pins = Pins(world.cache, world.tier)
+    return Paging(world.pager, pins)
 
 
 def sequence(end: int) -> Sequence:
@@ -65,7 +65,7 @@ def test_a_failure_turns_the_disk_off(
     assert engine.page_in(asking)
     engine.step()
     (node,) = [n for trie in world.cache.tries for n in trie.nodes() if n.writers]
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     assert node.span is not None, "it is held until it is written"
     read = engine.page_ins
     owner = world.pager if where == "step" else world.pager.page_in
@@ -77,7 +77,7 @@ def test_a_failure_turns_the_disk_off(
     assert (told.state, told.reason) == ("off", "it failed: ZeroDivisionError: by a mistake")
     assert engine.step() is False
     assert engine.page_ins == read
-    world.cache.governor.evict(0)
+    world.cache.evict(0)
     assert world.cache.tries.size.nbytes == 0
     assert world.cache.ledger.held(Kind.PAGING) == Size()
     assert not world.pager.write_all()
@@ -85,7 +85,7 @@ def test_a_failure_turns_the_disk_off(
 
 def test_without_a_disk_nobody_waits(world: PagedWorld) -> None:
     """A cache in memory only has nothing to be read."""
-    engine = Paging(NAMESPACE.fingerprint, None, Pins(world.cache, NAMESPACE.fingerprint, None))
+    engine = Paging(None, Pins(world.cache, None))
     assert engine.step() is False
     assert not engine.page_in(sequence(50))
     assert engine.page_ins == 0

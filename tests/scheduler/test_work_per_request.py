@@ -63,7 +63,7 @@ def serve(fixture: PlannerFixture, number: int) -> None:
     runs, comes = sequence(1000), sequence(number)
     fixture.planner.admits(comes, fixture.known(comes), [runs])
     fixture.planner.afford([runs], _SIZE, {runs: state_of(runs)})
-    fixture.governor.make_room(Size(4 * (EACH + 2)))
+    fixture.pool.make_room(Size(4 * (EACH + 2)))
     cache = fixture.world.cache
     lease = cache.begin(NAMESPACE, comes.tokens)
     lease.close(comes.tokens, FakeSpan(fixture.world.registry, comes.tokens.tolist()[lease.held :]))
@@ -95,7 +95,7 @@ def test_request_in_a_full_cache() -> None:
 def refused(fixture: PlannerFixture, number: int) -> None:
     """Ask for more than there is."""
     del number
-    assert not fixture.governor.make_room(fixture.governor.pool.budget)
+    assert not fixture.pool.make_room(fixture.pool.budget)
 
 
 def after_a_preemption(fixture: PlannerFixture, number: int) -> None:
@@ -110,7 +110,7 @@ def short_of_memory(fixture: PlannerFixture, number: int) -> None:
     """Ask whether the disk tier is about to give something up, without one."""
     del number
     opener: Any = None
-    manager = KVCacheManager(opener, fixture.world.cache, fingerprint="", interval=1 << 20)
+    manager = KVCacheManager(opener, fixture.world.cache, interval=1 << 20)
     assert not manager.writing
 
 

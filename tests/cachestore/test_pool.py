@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size, max_copy_bytes
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.pool import MemoryPool
 from umbel.cachestore.prefix_cache import PrefixCache
 
 from .conftest import MakeWorld
@@ -29,37 +29,38 @@ from .pager_tools import PagedWorld
 BUDGET = Size(1600, 1000)
 
 
-def governed(world: World, nbytes: int = 1600, buffers: int = 1000) -> Governor:
-    """Put a governor over a world's cache."""
+def pool_of(world: World, nbytes: int = 1600, buffers: int = 1000) -> MemoryPool:
+    """Give a world's cache a budget."""
     world.cache.pool.resize(Size(nbytes, buffers))
-    return world.cache.governor
+    return world.cache.pool
 
 
 def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
     """What is taken at most leaves room for the longest copy."""
-    governor = governed(make_world(KV))
-    assert governor.pool.limit.nbytes + max_copy_bytes(1600) == 1600
-    assert not governor.reserve(Size(1501))
-    assert governor.reserve(Size(1500))
-    assert governor.ledger.total == Size(1500)
-    assert governor.reserve(Size(1400)), "what the last step reserved is given back first"
-    assert governor.ledger.total == Size(1400)
-    governor.release()
-    assert governor.ledger.total == Size()
+    pool = pool_of(make_world(KV))
+    step = pool.ledger.account(Kind.TRANSIENT)
+    assert pool.limit.nbytes + max_copy_bytes(1600) == 1600
+    assert not pool.reserve(step, Size(1501))
+    assert pool.reserve(step, Size(1500))
+    assert pool.ledger.total == Size(1500)
+    assert pool.reserve(step, Size(1400)), "what the last step reserved is given back first"
+    assert pool.ledger.total == Size(1400)
+    step.close()
+    assert pool.ledger.total == Size()
 
 
 @pytest.mark.parametrize("need", [1, 7, 399, 400, 401, 900])
 def test_little_more_is_evicted_than_is_needed(make_world: MakeWorld, need: int) -> None:
     """It goes by tokens, and not by conversations."""
     world = make_world(KV)
-    governor = governed(world)
+    pool = pool_of(world)
     for number in range(3):
         world.serve(conversation(number, 124))
     before = world.cache.tries.size.nbytes
-    assert governor.pool.room.nbytes == 1500 - before == 12
-    assert governor.make_room(Size(12)), "there is room already"
+    assert pool.room.nbytes == 1500 - before == 12
+    assert pool.make_room(Size(12)), "there is room already"
     assert world.cache.tries.size.nbytes == before
-    assert governor.make_room(Size(12 + need))
+    assert pool.make_room(Size(12 + need))
     assert need <= before - world.cache.tries.size.nbytes < need + 4, "a token is the least"
     world.check()
 
@@ -67,16 +68,17 @@ def test_little_more_is_evicted_than_is_needed(make_world: MakeWorld, need: int)
 def test_nothing_is_evicted_in_vain(make_world: MakeWorld) -> None:
     """Where a lease holds too much, all of the rest stays."""
     world = make_world(KV)
-    governor = governed(world)
+    pool = pool_of(world)
+    step = pool.ledger.account(Kind.TRANSIENT)
     world.serve(conversation(0, 100))
     world.serve(conversation(1, 200))
     lease = world.begin(conversation(1, 201))
     before = world.cache.tries.size.nbytes
-    assert not governor.make_room(Size(1500 - 800 + 1))
-    assert not governor.reserve(Size(1500 - 800 + 1))
-    assert not governor.fits(Size(1500 - 800 + 1))
+    assert not pool.make_room(Size(1500 - 800 + 1))
+    assert not pool.reserve(step, Size(1500 - 800 + 1))
+    assert not pool.fits(Size(1500 - 800 + 1))
     assert world.cache.tries.size.nbytes == before
-    assert governor.make_room(Size(1500 - 800))
+    assert pool.make_room(Size(1500 - 800))
     assert lease.cached == 200
     assert world.cache.tries.size.nbytes == 800
     lease.fail()
@@ -85,13 +87,13 @@ def test_nothing_is_evicted_in_vain(make_world: MakeWorld) -> None:
 def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
     """Where allocations are short, whole spans go, and no more than must."""
     world = make_world(KV)
-    governor = governed(world, PLENTY, 10)
+    pool = pool_of(world, PLENTY, 10)
     for number in range(5):
         world.serve(conversation(number, 50))
-    assert governor.pool.room.buffers == 0
-    assert governor.make_room(Size(0, 3))
+    assert pool.room.buffers == 0
+    assert pool.make_room(Size(0, 3))
     assert world.cache.tries.size.buffers == 6
-    assert not governor.make_room(Size(0, 11))
+    assert not pool.make_room(Size(0, 11))
     assert world.cache.tries.size.buffers == 6
 
 
@@ -106,10 +108,10 @@ def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
 def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
     """Whoever asks first never takes more than the limit, and is never refused in vain."""
     world = World(stack)
-    governor = governed(world)
-    tails = governor.ledger.account(Kind.TAIL)
+    pool = pool_of(world)
+    tails, step = pool.ledger.account(Kind.TAIL), pool.ledger.account(Kind.TRANSIENT)
     for what, size in steps:
-        if what == "serve" and governor.make_room(Size(4 * (size % 60) + 400, 20)):
+        if what == "serve" and pool.make_room(Size(4 * (size % 60) + 400, 20)):
             world.serve(conversation(size % 7, 1 + size % 60))
         elif what == "begin":
             world.begin(conversation(size % 7, 1 + size % 60))
@@ -117,18 +119,18 @@ def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
             world.sequences[0].fail()
         elif what == "tail":
             tails.close()
-            if governor.make_room(Size(size, 1)):
+            if pool.make_room(Size(size, 1)):
                 tails.set(Size(size, 1))
         elif what == "aside":
-            could = governor.fits(Size(size, 2))
+            could = pool.fits(Size(size, 2))
             before = world.cache.tries.size.nbytes
-            governor.release()
-            could = governor.fits(Size(size, 2))
-            assert governor.reserve(Size(size, 2)) == could
+            step.close()
+            could = pool.fits(Size(size, 2))
+            assert pool.reserve(step, Size(size, 2)) == could
             assert could or world.cache.tries.size.nbytes == before
-        assert governor.ledger.total.within(governor.pool.limit)
+        assert pool.ledger.total.within(pool.limit)
     tails.close()
-    governor.release()
+    step.close()
     for sequence in list(world.sequences):
         sequence.fail()
     world.finish()
@@ -143,13 +145,13 @@ def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
     assert world.node(100).writing
     world.serve(conversation(1, 100))
     assert world.cache.tries.size.nbytes == 800
-    assert not world.governor.make_room(Size(1101))
+    assert not world.cache.pool.make_room(Size(1101))
     assert world.cache.tries.size.nbytes == 800, "evicted in vain"
-    assert world.governor.make_room(Size(1100))
+    assert world.cache.pool.make_room(Size(1100))
     assert world.cache.tries.size.nbytes == 400
     world.tier.slow = False
     world.write_all()
-    assert world.governor.make_room(Size(1500))
+    assert world.cache.pool.make_room(Size(1500))
     world.finish()
 
 
@@ -165,8 +167,8 @@ def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
     assert [node.writing for node in world.trie.nodes()].count(True) == 1
     held = 4 * (20 + 80)
     assert world.cache.tries.size.nbytes == held + 4 * 20
-    assert not world.governor.fits(Size(1500 - held + 1))
-    assert world.governor.make_room(Size(1500 - held))
+    assert not world.cache.pool.fits(Size(1500 - held + 1))
+    assert world.cache.pool.make_room(Size(1500 - held))
     world.tier.slow = False
     world.finish()
 
@@ -174,57 +176,57 @@ def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
 def test_checkpoints_make_room(make_world: MakeWorld) -> None:
     """Stacks without spans have nothing else."""
     world = make_world(RECURRENT)
-    governor = governed(world, 160)
+    pool = pool_of(world, 160)
     for number in range(3):
         world.serve(conversation(number, 10))
     assert world.cache.tries.size.nbytes == 120
-    assert governor.make_room(Size(150 - 40))
+    assert pool.make_room(Size(150 - 40))
     assert world.cache.tries.size.nbytes == 40
 
 
 def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
     """A share is of what was held when it began; recovery gives all back."""
     world = make_world(KV)
-    governor = governed(world, 16_000)
+    pool = pool_of(world, 16_000)
     for number in range(4):
         world.serve(conversation(number, 500))
     held = world.cache.tries.size.nbytes
     assert held == 8000
     sizes = []
     for share in (0.9, 0.8, 0.5, 0.25):
-        governor.pool.shrink(share)
-        assert governor.pool.budget.nbytes == int(held * share)
-        assert governor.ledger.total.within(governor.pool.limit)
+        pool.shrink(share)
+        assert pool.budget.nbytes == int(held * share)
+        assert pool.ledger.total.within(pool.limit)
         sizes.append(world.cache.tries.size.nbytes)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] > 0
-    governor.pool.shrink(1.0)
-    assert governor.pool.budget.nbytes == 16_000
+    pool.shrink(1.0)
+    assert pool.budget.nbytes == 16_000
     assert world.cache.tries.size.nbytes == sizes[-1]
 
 
 def test_an_empty_cache_shrinks_to_something(make_world: MakeWorld) -> None:
     """However little was held, a part of the budget can be used."""
-    governor = governed(make_world(KV), 16_000)
-    governor.pool.shrink(0.25)
-    assert governor.pool.budget.nbytes == 2000
-    assert governor.pool.room.nbytes == 1000
-    assert governor.make_room(Size(1000))
+    pool = pool_of(make_world(KV), 16_000)
+    pool.shrink(0.25)
+    assert pool.budget.nbytes == 2000
+    assert pool.room.nbytes == 1000
+    assert pool.make_room(Size(1000))
 
 
 def test_what_is_held_survives_a_shrinking(make_world: MakeWorld) -> None:
     """Pinned state stays, even if that is more than the budget; room is negative then."""
     world = make_world(KV)
-    governor = governed(world)
+    pool = pool_of(world)
     world.serve(conversation(0, 301))
     sequence = world.begin(conversation(0, 301))
-    governor.pool.shrink(0.25)
+    pool.shrink(0.25)
     assert world.cache.tries.size.nbytes == 1200
-    assert governor.pool.room.nbytes < 0
-    assert not governor.make_room(Size())
+    assert pool.room.nbytes < 0
+    assert not pool.make_room(Size())
     sequence.fail()
-    assert governor.make_room(Size())
-    assert governor.ledger.total.within(governor.pool.limit)
+    assert pool.make_room(Size())
+    assert pool.ledger.total.within(pool.limit)
 
 
 @settings(max_examples=60, deadline=None)
@@ -240,12 +242,13 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
     registry = Registry()
     cache = PrefixCache(KV.layout, budget=PLENTY, longest=longest)
     cache.pool.resize(BUDGET)
-    governor = cache.governor
+    pool = cache.pool
+    step = pool.ledger.account(Kind.TRANSIENT)
     peaks = [0]
 
     def observe() -> None:
         """Note what there is while a copy exists; what the ledger has of spans may go already."""
-        others = governor.ledger.total.nbytes - governor.ledger.held(Kind.KV).nbytes
+        others = pool.ledger.total.nbytes - pool.ledger.held(Kind.KV).nbytes
         peaks.append(others + registry.nbytes)
 
     registry.on_copy = observe
@@ -254,14 +257,14 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
         lease = cache.begin(NAMESPACE, tokens)
         while lease.held < len(tokens):
             end = min(len(tokens), lease.held + longest)
-            if not governor.make_room(Size(4 * (end - lease.held), 4)):
+            if not pool.make_room(Size(4 * (end - lease.held), 4)):
                 break
             lease.publish(tokens[:end], FakeSpan(registry, tokens[lease.held : end].tolist()))
         lease.close(tokens[: lease.held])
-        governor.reserve(Size(need))
-        governor.release()
+        pool.reserve(step, Size(need))
+        step.close()
         assert max(peaks) <= BUDGET.nbytes
-        assert governor.ledger.total.within(governor.pool.limit)
+        assert pool.ledger.total.within(pool.limit)
     assert registry.nbytes == cache.tries.size.nbytes
-    cache.governor.clear()
+    cache.clear()
     assert not registry.spans
