@@ -164,7 +164,7 @@ def _retain_problems(cache: PrefixCache) -> Iterator[str]:
 
 def _shared_problems(cache: PrefixCache) -> Iterator[str]:
     for namespace, trie in cache.tries.items():
-        known = cache.pinned.ending_at(trie.root.end, namespace.base)
+        known = cache.pins.ending_at(trie.root.end, namespace.base)
         if namespace.base and known is None and not trie.root.ref_count:
             yield "a trie follows a prompt that is not shared"
         if namespace.base != (digest(trie.root.tokens) if len(trie.root.tokens) else b""):

@@ -17,7 +17,7 @@ from .trie import RadixTrie
 from .tries import Tries
 
 if TYPE_CHECKING:
-    from .shared import Pins
+    from .pins import Pins
 
 
 class TenantBounds(NamedTuple):

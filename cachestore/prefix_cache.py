@@ -16,9 +16,9 @@ from .errors import CacheError, LeaseClosedError
 from .evict import rewrite_longer_files
 from .ledger import Kind, Size
 from .node import Tokens, TrieNode
+from .pins import Pins
 from .pool import MemoryPool
 from .restoration import Known, Restoration, ResumePoint
-from .shared import PinnedPaths
 from .spans import size_of
 from .state import Checkpoint, Layout, Span
 from .trie import RadixTrie, attach, insert, node_at
@@ -185,7 +185,7 @@ class Lease:
         cache.leases.remove(self)
         trie.release(self.deepest)
         with ExitStack() as after:  # the last one first, each whatever the others raise
-            after.callback(cache.pinned.settle)
+            after.callback(cache.pins.settle)
             after.callback(cache.evict, cache.budget)
             after.callback(self._drop_captured)
             with ExitStack() as unless_stored:
@@ -264,13 +264,13 @@ class PrefixCache:
         self.ledger = self.pool.ledger
         self.tries = Tries(layout, self.ledger)
         self.pool.tries.append(self.tries)
-        self.pinned = PinnedPaths(self)
         self.restoration = Restoration(layout, grid)
         self.budget = budget
         self.checkpoints_kept = checkpoints_kept
         self.grid = grid
         self.longest = longest
         self.leases: set[Lease] = set()
+        self.pins = Pins(self)
 
     def begin(self, namespace: Namespace, prompt: Tokens) -> Lease:
         """Match a prompt, split where it resumes, and lease the path.
@@ -280,8 +280,8 @@ class PrefixCache:
         """
         if not len(prompt):
             raise CacheError("an empty prompt has nothing to match")
-        shared = self.pinned.find(namespace, prompt)
-        trie = self.pinned.trie(namespace, shared)
+        shared = self.pins.shared(namespace, prompt)
+        trie = self.pins.trie(namespace, shared)
         point = self.restoration.resume_point(trie, prompt)
         lease = Lease(self, trie, point, len(prompt), shared.lease if shared else None)
         trie.retain(lease.deepest)  # and the root, which keeps the trie while nothing is in it
@@ -302,13 +302,13 @@ class PrefixCache:
         trie = self.trie_of(namespace, tokens)
         if trie is not None:
             return self.restoration.known(trie, tokens)
-        shared = self.pinned.find(namespace, tokens)
+        shared = self.pins.shared(namespace, tokens)
         common = 0 if shared is None else len(shared.tokens)
         return Known(common, common, Size())
 
     def trie_of(self, namespace: Namespace, prompt: Tokens) -> RadixTrie | None:
         """The trie with what is known of a prompt beyond what is shared, if there is one."""
-        shared = self.pinned.find(namespace, prompt)
+        shared = self.pins.shared(namespace, prompt)
         return self.tries.get(namespace._replace(base=shared.digest) if shared else namespace)
 
     def refresh(self, trie: RadixTrie, node: TrieNode) -> None:
@@ -337,6 +337,7 @@ class PrefixCache:
 
     def close(self) -> None:
         """Give all memory back, and leave the pool. What is on disk stays there."""
+        self.pins.close()
         self.evict(0)
         for trie in self.tries:  # of which a disk that does not answer still has something
             trie.spans.abandon()

@@ -9,7 +9,6 @@ from ..cachestore.node import Tokens, common_length
 from ..cachestore.paging.pager import Pager
 from ..cachestore.prefix_cache import SHARED, Lease, PrefixCache
 from ..cachestore.restoration import Known
-from ..cachestore.shared import Pins
 from ..cachestore.tries import Namespace
 from ..models.runner import ModelRunner
 from .paging import Paging
@@ -41,7 +40,6 @@ class KVCacheManager:
         longest: tokens of a span, about: to publish is to copy, and copies must be short.
         may_capture: says that there is memory for a checkpoint after so many tokens.
         may_store: says that there is memory for a copy of the state of so many tokens.
-        pins: told which tokens conversations have come to.
     """
 
     def __init__(
@@ -55,10 +53,9 @@ class KVCacheManager:
         may_capture: Callable[[int], bool] = lambda _: True,
         may_store: Callable[[int], bool] = lambda _: True,
         pager: Pager | None = None,
-        pins: Pins | None = None,
     ) -> None:
         self.caches: dict[Sequence, SequenceCache] = {}  # states of the sequences that run
-        self.paging = Paging(pager, pins)  # to and from the disk
+        self.paging = Paging(pager)  # to and from the disk
         self._runner: Any = runner  # the cache gives back what it got, and that is this model's
         self.cache = cache  # of the model's state
         self._interval = interval
@@ -66,7 +63,6 @@ class KVCacheManager:
         self._longest = longest
         self._may_capture = may_capture
         self._may_store = may_store
-        self._pins = pins
         self._splits = cache.tries.splits
         self._captures = self._keeps and cache.layout.checkpoints
         self._grid = cache.grid
@@ -140,7 +136,7 @@ class KVCacheManager:
 
     def pinned_by(self, tenant: str) -> int:
         """Return the bytes of memory that a tenant's pins hold."""
-        return 0 if self._pins is None else self._pins.held_by(tenant)
+        return self.cache.pins.held_by(tenant)
 
     @property
     def writing(self) -> bool:
@@ -239,8 +235,7 @@ class KVCacheManager:
         if kept:
             request, tokens = sequence.request, sequence.computed
             self._hand_over(sequence, lease, tokens)
-            if self._pins is not None:
-                self._pins.remember(request.tenant, request.conversation, tokens)
+            self.cache.pins.remember(request.tenant, request.conversation, tokens)
         try:
             cache = self.caches.pop(sequence, None)
             if cache is not None:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import structlog
 
 from ..cachestore.paging.pager import Pager
-from ..cachestore.shared import Pins
 from ..cachestore.tries import Namespace
 from .sequence import Sequence
 
@@ -20,9 +19,8 @@ class Paging:
     sixteenth of the memory budget is dirty: the writer makes steps of running sequences longer.
     """
 
-    def __init__(self, pager: Pager | None, pins: Pins | None) -> None:
+    def __init__(self, pager: Pager | None) -> None:
         self._pager = pager
-        self._pins = pins
         self._page_ins = 0
 
     @property
@@ -55,8 +53,6 @@ class Paging:
         with self._guard():
             if self._pager is not None:
                 self._pager.step(busy=busy)
-                if self._pins is not None:
-                    self._pins.restore(self._pager)
                 return self._pager.page_in.ready
         return False
 

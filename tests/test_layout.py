@@ -39,7 +39,7 @@ OF_DISK = (
     "cachestore.errors",
     "cachestore.record",
 )
-ON_DISK = ("cachestore/disk/", "cachestore/paging/", "cachestore/shared.py")
+ON_DISK = ("cachestore/disk/", "cachestore/paging/", "cachestore/pins.py")
 # The trie and its own parts, which alone write the nodes' fields, and what a write looks like.
 TRIE = ("cachestore/node.py", "cachestore/trie.py", "cachestore/persistence.py")
 FIELDS = frozenset(field.name for field in dataclasses.fields(TrieNode))
@@ -83,7 +83,7 @@ ATTRIBUTES = {
 # The most lines of a folder's modules together: a reader has to hold them. Raise one only for what
 # is worth that.
 MOST_LINES = {
-    "cachestore": 5_525,
+    "cachestore": 5_512,
     "models/backends": 1_547,
     "models/estimate": 780,
     "models/text": 5_630,
@@ -366,7 +366,7 @@ def test_allowed_import_is_no_fault(module: str, source: str) -> None:
 )
 def test_planted_write_of_a_node_is_found(source: str) -> None:
     """Whichever way a node's field is written, it is found, and in the trie it is allowed."""
-    assert len({fault.split()[0] for fault in trie_faults("cachestore/shared.py", source)}) == 1
+    assert len({fault.split()[0] for fault in trie_faults("cachestore/pins.py", source)}) == 1
     assert trie_faults("cachestore/trie.py", source) == []
 
 
@@ -445,7 +445,7 @@ def test_attributes_are_found() -> None:
 def test_reading_a_node_is_no_fault() -> None:
     """So is what a module writes of its own."""
     source = "end = node.end\nself.start = node.start\nlease.held = 3\nnode.path().pop()"
-    assert trie_faults("cachestore/shared.py", source) == []
+    assert trie_faults("cachestore/pins.py", source) == []
 
 
 @pytest.mark.parametrize("module", ["daemon/utils.py", "models/common/rope.py", "helpers.py"])

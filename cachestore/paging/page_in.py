@@ -108,7 +108,7 @@ class PageIn:
         return PageInStatus.BEGUN
 
     def _find(self, namespace: Namespace, tokens: Tokens) -> tuple[PageInStatus, Missing | None]:
-        if self._cache.pinned.is_awaited(namespace, tokens):
+        if self._cache.pins.is_awaited(namespace, tokens):
             return PageInStatus.UNDER_WAY, None
         trie, now = self._cache.trie_of(namespace, tokens), _clock()
         if trie is None:

@@ -54,14 +54,19 @@ class Pager:
         self._cache = cache
         self._folders = folders
         self._given_up = False
+        cache.pins.tier = tier
         for pin in tier.pins:
-            cache.pinned.put(pin.tenant, pin.name, np.frombuffer(pin.tokens, np.int32), None)
+            cache.pins.put(pin.tenant, pin.name, np.frombuffer(pin.tokens, np.int32), None)
         orphans = recover_index(cache, tier.records, tier.fingerprint)
         tier.delete(orphans)
         log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))
 
     def step(self, *, busy: bool = False) -> None:
         """Take in finished writes and reads, and hand over the next; see `PageOut.step`."""
+        self._cache.pins.restore(self.page_in)
+        self._step(busy=busy)
+
+    def _step(self, *, busy: bool = False) -> None:
         self.page_out.step(busy=busy)
         self.page_in.step()
         self._keep_within_budget()
@@ -92,7 +97,7 @@ class Pager:
         """
         if self._given_up:
             return False
-        self.step()
+        self._step()
         if self.page_out.writing or self.page_out.unwritten:
             return True
         self._touch()
@@ -138,8 +143,8 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
         own = np.frombuffer(record.tokens, np.int32)
         path = np.concatenate([path_tokens(before)[: record.start], own])
         if not (record.start or cache.layout.spans):  # the path is in one record, all of it
-            shared = cache.pinned.longest(Namespace(record.tenant), path)
-            trie = cache.pinned.trie(Namespace(record.tenant), shared)
+            shared = cache.pins.declared(Namespace(record.tenant), path)
+            trie = cache.pins.trie(Namespace(record.tenant), shared)
         node = _place(cache, trie, path, record)
         if node is None:
             orphans.append(record)
@@ -151,12 +156,12 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
 
 def _before(cache: PrefixCache, paths: Paths[_Place], record: Record) -> tuple[_Place, Any] | None:
     """Find where a record starts, and a digest of the tokens before it; None in a hole."""
-    shared = cache.pinned.ending_at(record.start, record.prefix)
+    shared = cache.pins.ending_at(record.start, record.prefix)
     if record.tenant == SHARED or record.end == record.start:
         shared = None
     if record.start and shared is None:
         return paths.before(record)
-    trie = cache.pinned.trie(Namespace(record.tenant), shared)
+    trie = cache.pins.trie(Namespace(record.tenant), shared)
     hashed = hasher()
     hashed.update(trie.root.tokens.tobytes())
     return (trie, trie.root), hashed

@@ -15,7 +15,6 @@ from ...cachestore.ledger import Size, max_copy_bytes
 from ...cachestore.paging.pager import Pager
 from ...cachestore.pool import MemoryPool
 from ...cachestore.prefix_cache import PrefixCache
-from ...cachestore.shared import Pins
 from ...cachestore.state import Layout
 from ...models.backends import Limits
 from ...models.kv.stored import DiskCodec
@@ -54,7 +53,6 @@ class Assembly:
         least_budget: bytes that state may take at least while the model is loaded.
         disk: where state outlives memory, if there is one.
         pager: moves it there and back.
-        pins: what users want kept.
     """
 
     engine: Engine
@@ -65,14 +63,12 @@ class Assembly:
     least_budget: int
     disk: DiskTier | None
     pager: Pager | None
-    pins: Pins
 
     def close(self) -> None:
         """Give all memory of state back. Belongs to the MLX thread; nothing may run."""
         with ExitStack() as parts:  # the last one first, each whatever the others raise
             parts.callback(self.cache.close)
             parts.callback(self.engine.close)
-            parts.callback(self.pins.close)
 
 
 def assemble(
@@ -136,11 +132,9 @@ def assemble(
             undo.callback(folders.give_back, disk.folder)
             undo.callback(disk.close, _CLOSE_DISK)
             pager = _pager(runner, cache, disk, folders)
-        pins = Pins(cache, disk)
-        undo.callback(pins.close)
         engine = Engine(
             runner,
-            _kv_cache(settings, runner, cache, pager, pins),
+            _kv_cache(settings, runner, cache, pager),
             MemoryPlanner(memory.pool, runner),
             queue,
             publish,
@@ -152,7 +146,7 @@ def assemble(
             token_bytes=weights,
         )
         undo.pop_all()
-    return Assembly(engine, runner, cache, context, bound, budget, disk, pager, pins)
+    return Assembly(engine, runner, cache, context, bound, budget, disk, pager)
 
 
 def max_stall(settings: Settings, limits: Limits) -> float:
@@ -190,7 +184,6 @@ def _kv_cache(
     runner: ModelRunner,
     cache: PrefixCache,
     pager: Pager | None,
-    pins: Pins,
 ) -> KVCacheManager:
     return KVCacheManager(
         runner,
@@ -201,7 +194,6 @@ def _kv_cache(
         may_capture=lambda tokens: cache.pool.make_room(Size(*runner.profile.captured(tokens))),
         may_store=lambda tokens: cache.pool.make_room(Size(runner.profile.kept(tokens))),
         pager=pager,
-        pins=pins,
     )
 
 

@@ -197,8 +197,6 @@ class ModelLoader:
             CacheAdmin(
                 self._thread,
                 assembly.cache,
-                assembly.pins,
-                loaded.fingerprint,
                 lambda token: loaded.text.read_token(token, first=False).data or b"",
             ),
             self._pressure,

@@ -8,8 +8,8 @@ from typing import TypeVar
 from ...cachestore.check import examine
 from ...cachestore.errors import PinError
 from ...cachestore.node import as_tokens
+from ...cachestore.pins import PinDescription
 from ...cachestore.prefix_cache import PrefixCache
-from ...cachestore.shared import PinDescription, Pins
 from ...cachestore.tries import CacheStatistics
 from ...scheduler.errors import UnavailableError
 from ...scheduler.limits import RETRY_AFTER
@@ -27,8 +27,6 @@ class CacheAdmin:
     Args:
         thread: that owns the cache.
         cache: what is looked into.
-        pins: on it.
-        fingerprint: of the model.
         read: says what a token writes; nothing, for special ones.
     """
 
@@ -36,20 +34,16 @@ class CacheAdmin:
         self,
         thread: MLXThread,
         cache: PrefixCache,
-        pins: Pins,
-        fingerprint: str,
         read: Callable[[int], bytes],
     ) -> None:
         self._read = read
         self._thread = thread
         self._cache = cache
-        self._pins = pins
-        self._fingerprint = fingerprint
 
     async def statistics(self, tenant: str | None) -> CacheStatistics:
         """Describe the shape of what a tenant has, or all for None. Pins are no leases here."""
         found, pins = await self._ask(
-            lambda: (self._cache.tries.statistics(tenant), self._pins.leases_of(tenant))
+            lambda: (self._cache.tries.statistics(tenant), len(self._cache.pins.leases(tenant)))
         )
         return replace(found, leases=found.leases - pins)
 
@@ -58,7 +52,7 @@ class CacheAdmin:
 
         Their tokens become text off the MLX thread.
         """
-        found = await self._collect(look(self._cache, self._pins, tenant))
+        found = await self._collect(look(self._cache, tenant))
         return await asyncio.to_thread(described, found, self._read)
 
     async def verify(self) -> list[str]:
@@ -71,7 +65,7 @@ class CacheAdmin:
 
     async def pins(self, tenant: str) -> list[PinDescription]:
         """List a tenant's pins."""
-        return await self._ask(lambda: self._pins.listed(tenant))
+        return await self._ask(lambda: self._cache.pins.listed(tenant))
 
     async def pin(
         self, tenant: str, name: str, prompt: list[int], *, operator: bool
@@ -82,7 +76,9 @@ class CacheAdmin:
             PinError: it is not in memory, or too much.
         """
         tokens = as_tokens(prompt)
-        return await self._ask(lambda: self._pins.pin(tenant, name, tokens, operator=operator))
+        return await self._ask(
+            lambda: self._cache.pins.pin(tenant, name, tokens, operator=operator)
+        )
 
     async def pin_conversation(self, tenant: str, name: str, *, operator: bool) -> PinDescription:
         """Keep a conversation's state; see `Pins.pin`.
@@ -94,13 +90,13 @@ class CacheAdmin:
 
     async def unpin(self, tenant: str, name: str) -> bool:
         """Let go of a pin; False if there is none of that name."""
-        return await self._ask(lambda: self._pins.unpin(tenant, name))
+        return await self._ask(lambda: self._cache.pins.unpin(tenant, name))
 
     def _pin_conversation(self, tenant: str, name: str, *, operator: bool) -> PinDescription:
-        tokens = self._pins.conversation(tenant, name)
+        tokens = self._cache.pins.conversation(tenant, name)
         if tokens is None:
             raise PinError(f"no conversation {name!r} of yours has been here lately")
-        return self._pins.pin(tenant, name, tokens, operator=operator)
+        return self._cache.pins.pin(tenant, name, tokens, operator=operator)
 
     async def _collect(self, pieces: Iterator[list[T]]) -> list[T]:
         """Have all of it done; the engine does a step between two pieces."""

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ...cachestore.node import TrieNode
+from ...cachestore.pins import Pins
 from ...cachestore.prefix_cache import PrefixCache
-from ...cachestore.shared import Pins
 from ...cachestore.trie import RadixTrie
 from ...cachestore.tries import SHARED
 from ..models.memory_budget import clock_of_uses
@@ -68,14 +68,13 @@ class Seen(NamedTuple):
     tokens: list[int]
 
 
-def look(cache: PrefixCache, pins: Pins, tenant: str | None) -> Iterator[list[Seen]]:
+def look(cache: PrefixCache, tenant: str | None) -> Iterator[list[Seen]]:
     """Look at nodes, a trie's together and parents first. Belongs to the MLX thread.
 
     The cache may change between two pieces of them.
 
     Args:
         cache: where.
-        pins: know conversations.
         tenant: whose, but for those that are shared; None for everybody's.
     """
     now = clock_of_uses()
@@ -83,7 +82,7 @@ def look(cache: PrefixCache, pins: Pins, tenant: str | None) -> Iterator[list[Se
         whose, nodes = namespace.tenant, list[TrieNode]()
         through: dict[TrieNode, list[str]] = {}
         if tenant in (None, whose):
-            through, nodes = _conversations(trie, pins, whose), list(trie.nodes())
+            through, nodes = _conversations(trie, cache.pins, whose), list(trie.nodes())
         elif whose == SHARED:  # only pins hold any of it for long
             nodes = [node for node in trie.nodes() if node.ref_count]
         for first in range(0, len(nodes), _AT_ONCE):

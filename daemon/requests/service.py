@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from ...cachestore.errors import PinError
-from ...cachestore.shared import PinDescription
+from ...cachestore.pins import PinDescription
 from ...cachestore.tries import SHARED
 from ...models.load.loader import LoadedModel
 from ...models.params import SamplingParams

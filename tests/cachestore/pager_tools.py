@@ -18,9 +18,9 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens, path_tokens
 from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.paging.pager import Pager, recover_index
+from umbel.cachestore.pins import PinnedPath
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
-from umbel.cachestore.shared import PinnedPath, Pins
 from umbel.cachestore.state import Span
 from umbel.cachestore.tries import SHARED, Namespace
 
@@ -248,7 +248,6 @@ class PagedWorld(World):
             self.codec,
             budget=self.disk,
         )
-        self.pins = Pins(self.cache, self.tier)
 
     def begin(
         self,
@@ -268,7 +267,6 @@ class PagedWorld(World):
     def step(self) -> None:
         """Let the disk do what it was told, and take in what came of it."""
         assert self.tier.flush(TIMEOUT)
-        self.pins.restore(self.pager)
         self.pager.step()
         self.check_disk()
 
@@ -314,7 +312,7 @@ class PagedWorld(World):
         """Start anew on the same folder, with nothing in memory."""
         assert not self.sequences
         self.close_tier()
-        self.pins.close()
+        self.cache.pins.close()
         self.cache.clear()
         assert not self.registry.nbytes
         longest = self.cache.longest
@@ -354,7 +352,7 @@ class PagedWorld(World):
         records = sorted(self.tier.alive.values(), key=lambda record: record.start)
         anew = PrefixCache(self.stack.layout, budget=PLENTY)
         for prompt in shared_prompts(self.cache):
-            anew.pinned.put(SHARED, prompt.digest.hex(), prompt.tokens, None)
+            anew.pins.put(SHARED, prompt.digest.hex(), prompt.tokens, None)
         orphans = recover_index(anew, records, FINGERPRINT)
         # What a tenant has both below a shared prompt and without it is one path after a restart.
         assert not orphans or shared_prompts(self.cache), "a child without its parents"
@@ -364,7 +362,7 @@ class PagedWorld(World):
         """Assert that everything can be given back, the disk's files too."""
         self.step()
         self.check_disk()
-        self.pins.close()
+        self.cache.pins.close()
         self.cache.clear()
         self.check()
         self.cache.pool.forget_persisted(0)
@@ -379,7 +377,7 @@ class PagedWorld(World):
 
 def shared_prompts(cache: PrefixCache) -> list[PinnedPath]:
     """The prompts that are declared shared, and those that somebody uses still."""
-    return [*cache.pinned.of(SHARED), *cache.pinned._retracted]
+    return [*cache.pins.paths(SHARED), *cache.pins._retracted]
 
 
 def written(world: PagedWorld, kind: RecordKind = RecordKind.SPAN) -> list[tuple[int, int]]:
@@ -412,7 +410,7 @@ def on_disk(cache: PrefixCache) -> set[OnDisk]:
 def has_on_disk(cache: PrefixCache, wanted: OnDisk) -> bool:
     """Whether a cache knows something to be on disk, below what is shared by now or not."""
     namespace, tokens = wanted.namespace, as_tokens(wanted.tokens)
-    shared = cache.pinned.longest(namespace, tokens)
+    shared = cache.pins.declared(namespace, tokens)
     base = b"" if shared is None else shared.digest
     for name in (namespace, namespace._replace(base=base)):
         trie = cache.tries.get(name)

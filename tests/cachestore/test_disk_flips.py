@@ -21,7 +21,6 @@ from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.record import Pin
-from umbel.cachestore.shared import Pins
 from umbel.cachestore.tries import Namespace
 
 from .disk_tools import TIMEOUT
@@ -77,12 +76,11 @@ def kept(request: pytest.FixtureRequest, folder: Path) -> Kept:
     stack: Stack = request.param
     served = conversations(5)
     with PagedWorld(stack, folder, interval=8, longest=30) as world:
-        pins = Pins(world.cache, world.tier)
         for prompt, namespace in served:
             world.serve(prompt, namespace=namespace)
             world.write_all()
         for prompt, namespace in served[:3]:
-            pins.pin(namespace.tenant, f"pin-{len(prompt)}", as_tokens(prompt))
+            world.cache.pins.pin(namespace.tenant, f"pin-{len(prompt)}", as_tokens(prompt))
         assert world.tier.flush(TIMEOUT)
         killed = index_of(folder)
     closed = index_of(folder)

@@ -10,9 +10,9 @@ from umbel.cachestore import prefix_cache
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.pins import Pins
 from umbel.cachestore.pool import MemoryPool
 from umbel.cachestore.prefix_cache import Lease, PrefixCache
-from umbel.cachestore.shared import PinnedPaths
 from umbel.cachestore.trie import RadixTrie
 
 from .fakes import HYBRID, NAMESPACE, World, conversation
@@ -31,7 +31,7 @@ PLACES = [
     (MemoryPool, "tick"),
     (Lease, "_check_handover"),
     (PrefixCache, "evict"),
-    (PinnedPaths, "settle"),
+    (Pins, "settle"),
 ]
 
 

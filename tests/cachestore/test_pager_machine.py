@@ -172,12 +172,12 @@ class PagerMachine(RuleBasedStateMachine):
         tokens = self.world.closed[-1 - which % len(self.world.closed)][1][:cut]
         self.world.serve([*tokens, 9], (), (len(tokens), Reason.SYSTEM), namespace=OPERATOR)
         with suppress(PinError):
-            self.world.pins.pin(SHARED, name, as_tokens(tokens))
+            self.world.cache.pins.pin(SHARED, name, as_tokens(tokens))
 
     @rule(name=st.sampled_from("xy"))
     def share_no_more(self, name: str) -> None:
         """A prompt is not shared any more, whoever uses it."""
-        self.world.pins.unpin(SHARED, name)
+        self.world.cache.pins.unpin(SHARED, name)
 
     # -- the disk ----------------------------------------------------------------------
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from umbel.cachestore import check, prefix_cache, shared
+from umbel.cachestore import check, pins, prefix_cache
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.pins import Pins
 from umbel.cachestore.pool import MemoryPool
 from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.shared import PinnedPaths, Pins
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import SHARED
 
@@ -18,14 +18,14 @@ from .test_lease_faults import PanicError
 
 PLACES: list[tuple[Any, str]] = [
     (prefix_cache, "node_at"),
-    (shared, "digest"),
-    (shared, "size_in_memory"),
+    (pins, "digest"),
+    (pins, "size_in_memory"),
     (RadixTrie, "prune"),
     (PrefixCache, "evict"),
     (PrefixCache, "clear"),
     (MemoryPool, "tick"),
-    (PinnedPaths, "put"),
-    (PinnedPaths, "settle"),
+    (Pins, "put"),
+    (Pins, "settle"),
 ]
 OLDER, NEWER = tuple(range(20)), tuple(range(100, 130))
 
@@ -33,7 +33,7 @@ OLDER, NEWER = tuple(range(20)), tuple(range(100, 130))
 def pinned_world(tenant: str) -> tuple[World, Pins]:
     """A cache that has two prompts of a tenant, and one of its pins."""
     world = World(HYBRID)
-    own = Pins(world.cache, None)
+    own = world.cache.pins
     for tokens in (OLDER, NEWER):
         reason = len(tokens), Reason.SYSTEM
         world.serve([*tokens, 9999], (), reason, namespace=NAMESPACE._replace(tenant=tenant))
@@ -44,7 +44,7 @@ def pinned_world(tenant: str) -> tuple[World, Pins]:
 def check_whole(world: World, own: Pins, tenant: str) -> None:
     """What is listed is what is held and, where it is shared, what others can read."""
     listed = own.listed(tenant)
-    assert len(world.cache.leases) == own.leases_of(tenant) == len(listed)
+    assert len(world.cache.leases) == len(own.leases(tenant)) == len(listed)
     assert all(lease.open for lease in world.cache.leases)
     assert check.problems(world.cache) == []
     other = NAMESPACE._replace(tenant="other")

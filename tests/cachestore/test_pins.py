@@ -4,21 +4,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from umbel.cachestore import check
-from umbel.cachestore import shared as shared_module
+from umbel.cachestore import pins as pins_module
 from umbel.cachestore.errors import PinError
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.pins import PinDescription
 from umbel.cachestore.pool import TenantBounds
 from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.shared import PinDescription, Pins
 
 from .fakes import KV, NAMESPACE, STACKS, Stack, World
 
 TENANT = NAMESPACE.tenant
-
-
-def pinned(world: World) -> Pins:
-    """Pins of a world's cache, without a disk."""
-    return Pins(world.cache, None)
 
 
 def serve(world: World, *tokens: int) -> tuple[int, ...]:
@@ -31,7 +26,7 @@ def serve(world: World, *tokens: int) -> tuple[int, ...]:
 def test_what_is_pinned_outlives_all_pressure(stack: Stack) -> None:
     """Evicting and clearing leave a pinned path's state, and take it once it is unpinned."""
     world = World(stack, interval=4)
-    pins = pinned(world)
+    pins = world.cache.pins
     prompt = serve(world, *range(40))
     serve(world, *range(100, 140))
     description = pins.pin(TENANT, "mine", as_tokens(prompt))
@@ -52,13 +47,13 @@ def test_what_is_pinned_outlives_all_pressure(stack: Stack) -> None:
 def test_pins_take_half_of_the_budget_at_most() -> None:
     """What goes beyond is refused with both figures, and holds nothing."""
     world = World(KV, budget=4 * 100)
-    pins = pinned(world)
+    pins = world.cache.pins
     first, second = serve(world, *range(30)), serve(world, *range(100, 130))
     pins.pin(TENANT, "first", as_tokens(first), operator=True)
     with pytest.raises(PinError, match="240 bytes, and those of other tenants leave 200"):
         pins.pin(TENANT, "second", as_tokens(second), operator=True)
     assert pins.listed(TENANT) == [PinDescription("first", 30, 30)]
-    assert len(world.cache.leases) == pins.leases_of() == 1
+    assert len(world.cache.leases) == len(pins.leases()) == 1
 
 
 def test_a_refusal_tells_nothing_of_others_pins() -> None:
@@ -67,7 +62,7 @@ def test_a_refusal_tells_nothing_of_others_pins() -> None:
     told = []
     for size in (4, 20, 60):
         world = World(KV, budget=4 * 400)
-        pins = pinned(world)
+        pins = world.cache.pins
         pins.pin(TENANT, "mine", as_tokens(serve(world, *range(size))), operator=True)
         world.serve(range(200, 250), namespace=other)
         assert pins.pin("other", "small", as_tokens(range(200, 220))).held == 20
@@ -85,7 +80,7 @@ def test_a_refusal_tells_nothing_of_others_pins() -> None:
 def test_no_size_that_one_tries_tells_what_others_pinned() -> None:
     """Where no part is left the answer is the same for each, and a tenant that has one keeps it."""
     world = World(KV, budget=4 * 400)
-    pins = pinned(world)
+    pins = world.cache.pins
     tenants = [NAMESPACE._replace(tenant=f"t{number}") for number in range(9)]
     for each in tenants:
         world.serve(range(30), namespace=each)
@@ -95,7 +90,7 @@ def test_no_size_that_one_tries_tells_what_others_pinned() -> None:
         with pytest.raises(PinError, match=r"^there is no room for pins of one more"):
             pins.pin("t8", "x", as_tokens(range(size)))
     assert [pins.pin(f"t{n}", "y", as_tokens(range(25))).held for n in range(8)] == [25] * 8
-    assert sum(map(pins.held_by, pins.tenants)) <= 4 * 200
+    assert sum(map(pins.held_by, {path.tenant for path in pins.paths()})) <= 4 * 200
     with pytest.raises(PinError, match="20 bytes, and those of other tenants leave 0"):
         pins.pin("t8", "x", as_tokens(range(5)), operator=True)
 
@@ -103,7 +98,7 @@ def test_no_size_that_one_tries_tells_what_others_pinned() -> None:
 def test_a_refusal_names_what_ones_own_pins_hold() -> None:
     """The most first."""
     world = World(KV, budget=4 * 100)
-    pins = pinned(world)
+    pins = world.cache.pins
     for name, start, tokens in (("little", 0, 10), ("much", 100, 20)):
         pins.pin(
             TENANT, name, as_tokens(serve(world, *range(start, start + tokens))), operator=True
@@ -117,7 +112,7 @@ def test_a_refusal_names_what_ones_own_pins_hold() -> None:
 def test_a_tenants_pins_take_its_ceiling_at_most() -> None:
     """The operator's too; one without a ceiling may take its part."""
     world = World(KV, budget=4 * 1000)
-    pins = pinned(world)
+    pins = world.cache.pins
     ceiling = TenantBounds(ceiling=4 * 40)
     world.cache.pool.bound_tenants(lambda name: ceiling if name == TENANT else TenantBounds(), 0)
     pins.pin(TENANT, "first", as_tokens(serve(world, *range(30))), operator=True)
@@ -132,7 +127,7 @@ def test_pins_of_all_models_count_together() -> None:
     world = World(KV, budget=4 * 100)
     another = World(KV)
     another.cache = PrefixCache(KV.layout, budget=4 * 100, pool=world.cache.pool)
-    pins, others = pinned(world), pinned(another)
+    pins, others = world.cache.pins, another.cache.pins
     pins.pin(TENANT, "here", as_tokens(serve(world, *range(30))), operator=True)
     tokens = as_tokens(serve(another, *range(25)))
     with pytest.raises(PinError, match="220 bytes, and those of other tenants leave 200"):
@@ -144,18 +139,18 @@ def test_pins_of_all_models_count_together() -> None:
 def test_a_path_that_two_pins_share_counts_once() -> None:
     """Shared nodes are held once, so they are counted once."""
     world = World(KV, budget=4 * 100)
-    pins = pinned(world)
+    pins = world.cache.pins
     shared = tuple(range(40))
     first, second = serve(world, *shared, 50), serve(world, *shared, 60)
     pins.pin(TENANT, "first", as_tokens(first), operator=True)
     pins.pin(TENANT, "second", as_tokens(second), operator=True)
-    assert pins.leases_of() == 2
+    assert len(pins.leases()) == 2
 
 
 def test_a_pin_replaces_one_of_its_name() -> None:
     """The older path ages again."""
     world = World(KV)
-    pins = pinned(world)
+    pins = world.cache.pins
     first, second = serve(world, *range(20)), serve(world, *range(100, 110))
     pins.pin(TENANT, "name", as_tokens(first))
     pins.pin(TENANT, "name", as_tokens(second))
@@ -167,7 +162,7 @@ def test_a_pin_replaces_one_of_its_name() -> None:
 def test_a_tenant_sees_and_unpins_its_own() -> None:
     """Names mean something to their tenant only."""
     world = World(KV)
-    pins = pinned(world)
+    pins = world.cache.pins
     pins.pin(TENANT, "name", as_tokens(serve(world, *range(20))))
     assert pins.listed("other") == []
     assert not pins.unpin("other", "name")
@@ -178,7 +173,7 @@ def test_a_tenant_sees_and_unpins_its_own() -> None:
 def test_nothing_is_pinned_where_nothing_is_in_memory() -> None:
     """A name for tokens that are not there would keep nothing."""
     world = World(KV)
-    pins = pinned(world)
+    pins = world.cache.pins
     with pytest.raises(PinError, match="nothing of 'name'"):
         pins.pin(TENANT, "name", as_tokens([1, 2, 3]))
     assert world.cache.leases == set()
@@ -186,7 +181,7 @@ def test_nothing_is_pinned_where_nothing_is_in_memory() -> None:
 
 def test_conversations_are_remembered_up_to_a_bound() -> None:
     """The newest path of each, and of the conversations the newest."""
-    pins = pinned(World(KV))
+    pins = World(KV).cache.pins
     for number in range(1500):
         pins.remember(TENANT, str(number), as_tokens([number]))
     pins.remember(TENANT, "1400", as_tokens([1, 2]))
@@ -199,15 +194,15 @@ def test_conversations_are_remembered_up_to_a_bound() -> None:
 
 def test_tenant_has_so_many_pins_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """A further one is refused; one may be replaced, or unpinned to make place."""
-    monkeypatch.setattr(shared_module, "_MOST", 3)
+    monkeypatch.setattr(pins_module, "_MOST", 3)
     world = World(KV)
-    pins = pinned(world)
+    pins = world.cache.pins
     prompt = as_tokens(serve(world, *range(30)))
     for name in "abc":
         pins.pin(TENANT, name, prompt)
     with pytest.raises(PinError, match="you have 3 pins of this model, which is the most"):
         pins.pin(TENANT, "d", prompt)
-    assert len(world.cache.leases) == pins.leases_of() == 3
+    assert len(world.cache.leases) == len(pins.leases()) == 3
     pins.pin(TENANT, "a", prompt)
     assert pins.unpin(TENANT, "b")
     pins.pin(TENANT, "d", prompt)

@@ -6,7 +6,7 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.shared import Pins
+from umbel.cachestore.pins import Pins
 from umbel.cachestore.tries import SHARED, Namespace
 
 from .fakes import KV, STACKS, Stack, TokenIds, World, conversation
@@ -25,9 +25,8 @@ def share(world: World, pins: Pins, tokens: TokenIds = PROMPT, name: str = "syst
 
 def shared(world: World) -> Pins:
     """Pins of a world's cache, without a disk, that have the prompt declared."""
-    pins = Pins(world.cache, None)
-    share(world, pins)
-    return pins
+    share(world, world.cache.pins)
+    return world.cache.pins
 
 
 def follow(world: World, tenant: Namespace, seed: int) -> tuple[TokenIds, int]:
@@ -134,7 +133,7 @@ def test_declaring_it_again_keeps_what_follows(world: World) -> None:
     share(world, pins)
     assert world.probe([*prompt, 7], A)[1] >= 60
     running.prefill().finish()
-    assert pins.leases_of() == 1
+    assert len(pins.leases()) == 1
     end(world, pins)
 
 
@@ -151,13 +150,13 @@ def test_what_was_there_before_it_was_shared_is_computed_again(world: World) -> 
 def test_it_survives_a_restart_with_what_follows(stack: Stack, folder: Path) -> None:
     """Who comes before it is read waits; then its next turn is cached as it was."""
     with PagedWorld(stack, folder) as world:
-        share(world, world.pins)
+        share(world, world.cache.pins)
         prompt, _ = follow(world, A, 1)
         world.write_all()
         world.restart()
-        assert world.cache.pinned.is_awaited(A, as_tokens([*prompt, 7]))
-        assert not world.cache.pinned.is_awaited(A, as_tokens([*PROMPT[:30], 7]))
-        while world.cache.pinned.is_awaited(A, as_tokens([*prompt, 7])):
+        assert world.cache.pins.is_awaited(A, as_tokens([*prompt, 7]))
+        assert not world.cache.pins.is_awaited(A, as_tokens([*PROMPT[:30], 7]))
+        while world.cache.pins.is_awaited(A, as_tokens([*prompt, 7])):
             world.step()
         assert follow(world, B, 2)[1] == len(PROMPT)
         world.fetch([*prompt, 7], A)
@@ -169,7 +168,7 @@ def test_it_survives_a_restart_with_what_follows(stack: Stack, folder: Path) -> 
 def test_what_cannot_be_read_back_is_not_shared(folder: Path) -> None:
     """Its files are gone: what followed is forgotten, nobody waits, and it is computed."""
     with PagedWorld(KV, folder) as world:
-        share(world, world.pins)
+        share(world, world.cache.pins)
         prompt, _ = follow(world, A, 1)
         world.write_all()
         for trie in [trie for name, trie in world.cache.tries.items() if name == OPERATOR]:
@@ -179,7 +178,7 @@ def test_what_cannot_be_read_back_is_not_shared(folder: Path) -> None:
                         bytes(extent.record.nbytes)
                     )  # damaged, and as long as before
         world.restart()
-        while world.cache.pinned.is_awaited(A, as_tokens([*prompt, 7])):
+        while world.cache.pins.is_awaited(A, as_tokens([*prompt, 7])):
             world.step()
         assert world.serve([*prompt, 7], namespace=A) == 0
         world.step()

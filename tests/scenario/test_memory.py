@@ -346,16 +346,16 @@ def test_what_pins_hold_is_said() -> None:
     server = ServerFixture(zoo_model("llama"), promised("llama", 300))
     kept, long = words(140, "kept"), words(server.limit - 8, "long")
     server.serve([Ask([*kept, 1], 1)])
-    assert server.assembly.pins.pin("t", "kept", as_tokens(kept), operator=True).held == 140
+    assert server.assembly.cache.pins.pin("t", "kept", as_tokens(kept), operator=True).held == 140
     (refused,) = server.serve([Ask(long, 8)])
     assert isinstance(refused.error, UnavailableError)
     need, usable, pinned = [int(word) for word in findall(r"\d+", str(refused.error))]
-    assert pinned == server.assembly.pins.held_by("t") > 0
+    assert pinned == server.assembly.cache.pins.held_by("t") > 0
     assert need <= usable < need + pinned
     (other,) = server.serve([Ask(long, 8, tenant="other")])
     assert isinstance(other.error, UnavailableError)
     assert "pins" not in str(other.error)
-    assert server.assembly.pins.unpin("t", "kept")
+    assert server.assembly.cache.pins.unpin("t", "kept")
     (told,) = server.serve([Ask(long, 8)])
     assert (told.error, len(told.tokens)) == (None, 8)
 

@@ -52,7 +52,8 @@ class Prober:
         if shared:
             ends = [(SYSTEM, Reason.SYSTEM)]
             self._server.serve([Ask([*self._system, 1], 1, boundaries=ends, tenant=SHARED)])
-            held = self._server.assembly.pins.pin(SHARED, "system", as_tokens(self._system)).held
+            pins = self._server.assembly.cache.pins
+            held = pins.pin(SHARED, "system", as_tokens(self._system)).held
             assert held == SYSTEM
 
     def observe(self, number: int, *, right: bool, at_once: bool) -> Observation:

@@ -12,7 +12,6 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import TrieNode, as_tokens, size_in_memory
 from umbel.cachestore.paging import page_out
 from umbel.cachestore.paging.page_out import _DIRTY_SHARE
-from umbel.cachestore.shared import Pins
 from umbel.models.params import SamplingParams
 from umbel.scheduler.paging import Paging
 from umbel.scheduler.request import Request
@@ -31,8 +30,7 @@ def world(tmp_path: Path) -> Iterator[PagedWorld]:
 
 def paging(world: PagedWorld) -> Paging:
     """What the engine would use."""
-    pins = Pins(world.cache, world.tier)
-    return Paging(world.pager, pins)
+    return Paging(world.pager)
 
 
 def sequence(end: int) -> Sequence:
@@ -83,9 +81,9 @@ def test_a_failure_turns_the_disk_off(
     assert not world.pager.write_all()
 
 
-def test_without_a_disk_nobody_waits(world: PagedWorld) -> None:
+def test_without_a_disk_nobody_waits() -> None:
     """A cache in memory only has nothing to be read."""
-    engine = Paging(None, Pins(world.cache, None))
+    engine = Paging(None)
     assert engine.step() is False
     assert not engine.page_in(sequence(50))
     assert engine.page_ins == 0

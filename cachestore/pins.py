@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .disk.tier import DiskTier
-    from .paging.pager import Pager
+    from .paging.page_in import PageIn
     from .prefix_cache import Lease, PrefixCache
 
 _REMEMBERED = 1024  # conversations whose last path is known
@@ -53,111 +53,6 @@ class PinnedPath:
         return length < len(prompt) and common_length(self.tokens, prompt) == length
 
 
-class PinnedPaths:
-    """The pinned paths of a cache, by tenant and name. Belongs to the MLX thread."""
-
-    def __init__(self, cache: "PrefixCache") -> None:
-        self._cache = cache
-        self._paths: dict[str, dict[str, PinnedPath]] = defaultdict(dict)
-        self._retracted: list[PinnedPath] = []  # shared prompts that are still in use
-
-    def of(self, tenant: str | None = None) -> list[PinnedPath]:
-        """The paths of a tenant, or all of them for None."""
-        if tenant is not None:
-            return list(self._paths.get(tenant, {}).values())
-        return [path for own in self._paths.values() for path in own.values()]
-
-    def put(self, tenant: str, name: str, tokens: Tokens, lease: "Lease | None") -> None:
-        """Keep a path under a name, in place of an older one.
-
-        Takes ownership of the lease, unless it raises; then nothing has changed. The lease is None
-        while the state is on disk only.
-        """
-        path = PinnedPath(tenant, name, tokens, digest(tokens), lease)
-        older = self._paths[tenant].pop(name, None)
-        self._paths[tenant][name] = path
-        self._let_go(older)
-
-    def drop(self, tenant: str, name: str) -> bool:
-        """Let a path age like any other; False if there is no such path.
-
-        State that follows a shared prompt is forgotten once no request uses it.
-        """
-        path = self._paths[tenant].pop(name, None)
-        self._let_go(path)
-        return path is not None
-
-    def _let_go(self, path: PinnedPath | None) -> None:
-        """Give a path's lease back. A fault is logged; shared prompts are tried again later."""
-        try:
-            if path is not None and path.tenant == SHARED:
-                self._retracted.append(path)
-                self.settle()
-            elif path is not None and path.lease is not None:
-                path.lease.close()
-        except BaseException:
-            log.exception("state that is not pinned any more is still in memory")
-
-    def settle(self) -> None:
-        """Let go of retracted prompts that no request uses; one that is shared again stays."""
-        kept = {prompt.digest for prompt in self.of(SHARED)}
-        for prompt in list(self._retracted):
-            if prompt not in self._retracted:
-                continue  # to close another one's lease has let it go
-            if prompt.digest not in kept:
-                self._cache.clear(partial(_follows, prompt))
-            below = [trie for name, trie in self._cache.tries.items() if _follows(prompt, name)]
-            if not any(trie.root.ref_count for trie in below):
-                self._retracted.remove(prompt)
-                if prompt.lease is not None:
-                    prompt.lease.close()
-
-    def close(self) -> None:
-        """Give back all leases, shared prompts' last, each whatever the others raise."""
-        own = [path for path in self.of() if path.tenant != SHARED]
-        paths = [*self._retracted, *self.of(SHARED), *own]
-        self._paths.clear()
-        self._retracted.clear()
-        with ExitStack() as leases:
-            for path in paths:
-                if path.lease is not None:
-                    leases.callback(path.lease.close)
-
-    # -- shared prompts ----------------------------------------------------------------
-
-    def longest(self, namespace: Namespace, prompt: Tokens) -> PinnedPath | None:
-        """The longest shared prompt that a prompt begins with; None for shared prompts."""
-        if namespace.tenant == SHARED:
-            return None
-        begun = [each for each in self.of(SHARED) if each.begins(prompt)]
-        return max(begun, key=lambda each: (len(each.tokens), each.lease is not None), default=None)
-
-    def find(self, namespace: Namespace, prompt: Tokens) -> PinnedPath | None:
-        """The longest shared prompt that a prompt begins with, if its state is in memory."""
-        found = self.longest(namespace, prompt)
-        return None if found is None or found.lease is None else found
-
-    def is_awaited(self, namespace: Namespace, prompt: Tokens) -> bool:
-        """True if the longest that a prompt begins with is not read from disk yet."""
-        found = self.longest(namespace, prompt)
-        return found is not None and found.lease is None
-
-    def ending_at(self, offset: int, prefix: bytes) -> PinnedPath | None:
-        """The shared prompt with so many tokens and this digest, in memory or not."""
-        same = (p for p in self.of(SHARED) if (len(p.tokens), p.digest) == (offset, prefix))
-        return next(same, None)
-
-    def trie(self, namespace: Namespace, shared: PinnedPath | None) -> RadixTrie:
-        """The trie of a tenant's state, or of its state after a shared prompt."""
-        if shared is None:
-            return self._cache.tries.open(namespace)
-        return self._cache.tries.open(namespace._replace(base=shared.digest), shared.tokens)
-
-
-def _follows(prompt: PinnedPath, namespace: Namespace) -> bool:
-    return namespace.base == prompt.digest
-
-
 class PinDescription(NamedTuple):
     """A pin. `held` of its `tokens` have their state in memory."""
 
@@ -167,15 +62,16 @@ class PinDescription(NamedTuple):
 
 
 class Pins:
-    """The pins of a model's users, within bounds. Belongs to the MLX thread.
+    """The pinned paths of a cache, within bounds. Belongs to the MLX thread.
 
-    With a disk tier pins outlive restarts: their state is read back at the start.
+    With a disk `tier` pins outlive restarts: their state is read back at the start.
     """
 
-    def __init__(self, cache: "PrefixCache", tier: "DiskTier | None") -> None:
+    def __init__(self, cache: "PrefixCache") -> None:
+        self.tier: DiskTier | None = None
         self._cache = cache
-        self._paths = cache.pinned
-        self._tier = tier
+        self._paths: dict[str, dict[str, PinnedPath]] = defaultdict(dict)  # by tenant and name
+        self._retracted: list[PinnedPath] = []  # shared prompts that are still in use
         self._last: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
         cache.pool.pins.append(self)
 
@@ -209,61 +105,147 @@ class Pins:
         lease = self._lease(tenant, name, tokens, operator=operator)
         tokens = tokens[: lease.cached] if tenant == SHARED else tokens
         self._keep(tenant, name, tokens, lease)
-        if self._tier is not None:
-            self._tier.pin(Pin(name, tenant, tokens.tobytes()))
+        if self.tier is not None:
+            self.tier.pin(Pin(name, tenant, tokens.tobytes()))
         return PinDescription(name, len(tokens), lease.cached)
 
     def unpin(self, tenant: str, name: str) -> bool:
-        """Let a path age like any other; False if there is no such pin."""
-        found = self._paths.drop(tenant, name)
-        if found and self._tier is not None:
-            self._tier.unpin(name, tenant)
-        return found
+        """Let a path age like any other; False if there is no such pin.
+
+        State that follows a shared prompt is forgotten once no request uses it.
+        """
+        path = self._paths[tenant].pop(name, None)
+        self._let_go(path)
+        if path is not None and self.tier is not None:
+            self.tier.unpin(name, tenant)
+        return path is not None
+
+    def put(self, tenant: str, name: str, tokens: Tokens, lease: "Lease | None") -> None:
+        """Keep a path under a name, in place of an older one.
+
+        Takes ownership of the lease, unless it raises; then nothing has changed. The lease is None
+        while the state is on disk only.
+        """
+        path = PinnedPath(tenant, name, tokens, digest(tokens), lease)
+        older = self._paths[tenant].pop(name, None)
+        self._paths[tenant][name] = path
+        self._let_go(older)
+
+    def _let_go(self, path: PinnedPath | None) -> None:
+        """Give a path's lease back. A fault is logged; shared prompts are tried again later."""
+        try:
+            if path is not None and path.tenant == SHARED:
+                self._retracted.append(path)
+                self.settle()
+            elif path is not None and path.lease is not None:
+                path.lease.close()
+        except BaseException:
+            log.exception("state that is not pinned any more is still in memory")
+
+    def settle(self) -> None:
+        """Let go of retracted prompts that no request uses; one that is shared again stays."""
+        kept = {prompt.digest for prompt in self.paths(SHARED)}
+        for prompt in list(self._retracted):
+            if prompt not in self._retracted:
+                continue  # to close another one's lease has let it go
+            base = prompt.digest
+            if base not in kept:
+                self._cache.clear(partial(_follows, base))
+            below = [trie for name, trie in self._cache.tries.items() if _follows(base, name)]
+            if not any(trie.root.ref_count for trie in below):
+                self._retracted.remove(prompt)
+                if prompt.lease is not None:
+                    prompt.lease.close()
 
     def close(self) -> None:
-        """Let go of all, as the model is unloaded; the index has them for the next time."""
-        self._cache.pool.pins.remove(self)
-        self._paths.close()
+        """Give back all leases, shared prompts' last, as the model is unloaded. Idempotent.
+
+        The disk's index has the pins for the next time.
+        """
+        if self in self._cache.pool.pins:
+            self._cache.pool.pins.remove(self)
+        own = [path for path in self.paths() if path.tenant != SHARED]
+        paths = [*self._retracted, *self.paths(SHARED), *own]
+        self._paths.clear()
+        self._retracted.clear()
+        with ExitStack() as leases:  # the last one first, each whatever the others raise
+            for path in paths:
+                if path.lease is not None:
+                    leases.callback(path.lease.close)
+
+    # -- what is pinned ----------------------------------------------------------------
+
+    def paths(self, tenant: str | None = None) -> list[PinnedPath]:
+        """The paths of a tenant, or all of them for None."""
+        if tenant is not None:
+            return list(self._paths.get(tenant, {}).values())
+        return [path for own in self._paths.values() for path in own.values()]
 
     def listed(self, tenant: str) -> list[PinDescription]:
         """A tenant's pins; those of before a restart hold nothing until they are read."""
         return [
             PinDescription(path.name, len(path.tokens), path.lease.cached if path.lease else 0)
-            for path in sorted(self._paths.of(tenant), key=lambda each: each.lease is None)
+            for path in sorted(self.paths(tenant), key=lambda each: each.lease is None)
         ]
 
-    @property
-    def tenants(self) -> set[str]:
-        """Tenants with pins that hold something."""
-        return {path.tenant for path in self._paths.of() if path.lease is not None}
+    def leases(self, tenant: str | None = None) -> "list[Lease]":
+        """The leases that the pins of a tenant hold, or all of them for None."""
+        return [path.lease for path in self.paths(tenant) if path.lease is not None]
 
     def held_by(self, tenant: str) -> int:
         """Bytes that a tenant's pins hold in memory."""
-        return _bytes_of(self._leases_of(tenant))
+        return _bytes_of(self.leases(tenant))
 
-    def leases_of(self, tenant: str | None = None) -> int:
-        """Number of leases that the pins of a tenant hold, or all of them for None."""
-        return len(self._leases_of(tenant))
+    # -- shared prompts ----------------------------------------------------------------
 
-    def restore(self, pager: "Pager") -> None:
+    def declared(self, namespace: Namespace, prompt: Tokens) -> PinnedPath | None:
+        """The longest shared prompt that a prompt begins with; None for shared prompts."""
+        if namespace.tenant == SHARED:
+            return None
+        begun = [each for each in self.paths(SHARED) if each.begins(prompt)]
+        return max(begun, key=lambda each: (len(each.tokens), each.lease is not None), default=None)
+
+    def shared(self, namespace: Namespace, prompt: Tokens) -> PinnedPath | None:
+        """The longest shared prompt that a prompt begins with, if its state is in memory."""
+        found = self.declared(namespace, prompt)
+        return None if found is None or found.lease is None else found
+
+    def is_awaited(self, namespace: Namespace, prompt: Tokens) -> bool:
+        """True if the longest that a prompt begins with is not read from disk yet."""
+        found = self.declared(namespace, prompt)
+        return found is not None and found.lease is None
+
+    def ending_at(self, offset: int, prefix: bytes) -> PinnedPath | None:
+        """The shared prompt with so many tokens and this digest, in memory or not."""
+        same = (p for p in self.paths(SHARED) if (len(p.tokens), p.digest) == (offset, prefix))
+        return next(same, None)
+
+    def trie(self, namespace: Namespace, shared: PinnedPath | None) -> RadixTrie:
+        """The trie of a tenant's state, or of its state after a shared prompt."""
+        if shared is None:
+            return self._cache.tries.open(namespace)
+        return self._cache.tries.open(namespace._replace(base=shared.digest), shared.tokens)
+
+    # -- leases and bounds -------------------------------------------------------------
+
+    def restore(self, page_in: "PageIn") -> None:
         """Take up pins of before a restart, one after another, once their state was read.
 
         Shared ones come first, as others follow them. One that does not fit is not tried again
         before the next start.
         """
-        waiting = [path for path in self._paths.of() if path.lease is None]
+        waiting = [path for path in self.paths() if path.lease is None]
         if not waiting:
             return
         path = min(waiting, key=lambda each: each.tenant != SHARED)
-        namespace = Namespace(path.tenant)
-        if pager.page_in.wait_for(path, namespace, np.append(path.tokens, _NO_TOKEN)):
+        if page_in.wait_for(path, Namespace(path.tenant), np.append(path.tokens, _NO_TOKEN)):
             return
         try:  # with an operator's bounds: it was granted
             lease = self._lease(path.tenant, path.name, path.tokens, operator=True)
             self._keep(path.tenant, path.name, path.tokens, lease)
         except BaseException as error:  # noqa: BLE001  (one pin is not the disk tier's end)
             log.warning("pin not restored", pin=path.name, reason=str(error))
-            self._paths.drop(path.tenant, path.name)
+            self._let_go(self._paths[path.tenant].pop(path.name, None))
 
     def _keep(self, tenant: str, name: str, tokens: Tokens, lease: "Lease") -> None:
         """Make a lease a pin. Takes ownership; if that fails, an older pin stays."""
@@ -271,35 +253,30 @@ class Pins:
             unless_kept.callback(lease.close)
             if tenant == SHARED and lease.cached < len(tokens):  # it is common as a whole
                 raise PinError(f"only {lease.cached} of its {len(tokens)} tokens are on disk")
-            self._paths.put(tenant, name, tokens, lease)
+            self.put(tenant, name, tokens, lease)
             unless_kept.pop_all()
 
     def _lease(self, tenant: str, name: str, tokens: Tokens, *, operator: bool) -> "Lease":
         # A lease leaves a token to compute, which would be the path's last one.
-        path = np.append(tokens, _NO_TOKEN)
-        lease = self._cache.begin(Namespace(tenant), path)
+        lease = self._cache.begin(Namespace(tenant), np.append(tokens, _NO_TOKEN))
         try:
-            self._check(tenant, name, lease, operator=operator)
+            self._check(tenant, name, lease, operator=operator or tenant == SHARED)
         except BaseException:
             lease.close()
             raise
         return lease
 
-    def _leases_of(self, tenant: str | None) -> "list[Lease]":
-        return [path.lease for path in self._paths.of(tenant) if path.lease is not None]
-
     def _check(self, tenant: str, name: str, lease: "Lease", *, operator: bool) -> None:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
-        operator = operator or tenant == SHARED
-        named = {path.name for path in self._paths.of(tenant) if path.lease is not None}
+        named = {path.name for path in self.paths(tenant) if path.lease is not None}
         if name not in named and not operator and len(named) >= _MOST:
             message = f"you have {_MOST} pins of this model, which is the most; unpin something"
             raise PinError(message)
         pool = self._cache.pool
-        own = _bytes_of([lease, *self._leases_of(tenant)])
+        own = _bytes_of([lease, *self.leases(tenant)])
         own += sum(pins.held_by(tenant) for pins in pool.pins if pins is not self)
-        tenants = {each for pins in pool.pins for each in pins.tenants}
+        tenants = {path.tenant for pins in pool.pins for path in pins.paths() if path.lease}
         held = {each: sum(pins.held_by(each) for pins in pool.pins) for each in tenants}
         part, ceiling = self._part(tenant), pool.bounds(tenant).ceiling
         left = self._limit - sum(
@@ -343,10 +320,14 @@ class Pins:
         return part if ceiling is None else min(part, ceiling)
 
     def _largest(self, tenant: str) -> str:
-        paths = self._paths.of(tenant)
+        paths = self.paths(tenant)
         held = {path.name: _bytes_of([path.lease]) for path in paths if path.lease is not None}
         largest = sorted(held.items(), key=lambda each: -each[1])[:_NAMED]
         return f" (bytes that yours hold: {_listed(dict(largest))})" if largest else ""
+
+
+def _follows(base: bytes, namespace: Namespace) -> bool:
+    return namespace.base == base
 
 
 def _bytes_of(leases: "Iterable[Lease]") -> int:
