@@ -25,13 +25,10 @@ from umbel.daemon.protocols import (
     chat,
     completions,
     messages,
-    messages_blocks,
-    messages_reader,
-    messages_tools,
+    messages_content,
     openai_fields,
     response_items,
     responses,
-    tokens,
     tools,
 )
 from umbel.daemon.requests.generation import Generation
@@ -125,9 +122,8 @@ def _body_fields() -> dict[str, Any]:
     structs = [
         kind
         for module in (
-            *(chat, completions, openai_fields, tokens, tools),
-            *(messages, messages_blocks, messages_reader, messages_tools),
-            *(response_items, responses),
+            *(chat, completions, openai_fields, tools),
+            *(messages, messages_content, response_items, responses),
         )
         for kind in vars(module).values()
         if isinstance(kind, type)

@@ -52,7 +52,7 @@ OF_DEVICES = frozenset(
 )
 # Modules outside that may name one, and why.
 NAMES_DEVICES = {
-    "daemon/config/serving.py": "the values of the setting `backend`",
+    "daemon/config/settings.py": "the values of the setting `backend`",
     "daemon/cli/doctor.py": "`umbel doctor` says what MLX computes on, and what is amiss",
     "daemon/models/fit.py": "machines that a user plans for",
     "daemon/models/machine.py": "likewise",
@@ -84,6 +84,8 @@ ATTRIBUTES = {
 # is worth that.
 MOST_LINES = {
     "cachestore": 5_512,
+    "daemon/config": 966,
+    "daemon/protocols": 3_571,
     "models/backends": 1_547,
     "models/estimate": 780,
     "models/text": 5_630,

@@ -1,13 +1,12 @@
 """Settings: what there are, what is known of each, and where their values come from."""
 
-from .models import ModelSettings
-from .serving import default_socket
 from .setting import ENV_PREFIX, Setting
-from .settings import SETTINGS, LogFormat, LogLevel, Settings
+from .settings import SETTINGS, LogFormat, LogLevel, Settings, default_socket
 from .sources import check_key, is_loopback, load
-from .tenants import (
+from .tables import (
     DEFAULT_TENANT,
     TENANT_RULE,
+    ModelSettings,
     PriorityName,
     TenantSettings,
     check_tenant_name,

@@ -1,8 +1,9 @@
-"""What is known of a setting: its names, what it does, what it may be, what holds without it."""
+"""A setting: its names, its type and bounds, its words for help, messages and docs."""
 
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
+from msgspec import Meta
 from msgspec.inspect import (
     BoolType,
     DictType,
@@ -17,6 +18,12 @@ from msgspec.inspect import (
 )
 
 ENV_PREFIX = "UMBEL_"
+SIZE_RULE = "a size: 8GiB, 500MB, or a whole number of bytes"
+
+Size = Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=r"^\d+ ?([KMGT]i?B)?$")]
+"""A number of bytes, alone or with a unit; `parse_size` reads it."""
+
+_UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 _WORDS: dict[type[Type], str] = {
     BoolType: "true or false",
     DictType: "a table of strings",
@@ -26,16 +33,16 @@ _WORDS: dict[type[Type], str] = {
 
 
 class About(NamedTuple):
-    """What is written beside a setting's type, for help, messages and docs.
+    """Stands beside a setting's type.
 
     Attributes:
-        does: what the setting does.
-        unit: what its value counts or names.
-        unset: what holds where no value is given, if there is no default.
+        does: describes the setting, in a sentence.
+        unit: of its value.
+        unset: describes the value of a setting without a default.
         flag: its flag, if that is not its name; None if it has none.
         table: the table of the file in which it stands.
-        secret: whether messages may not show its value.
-        reload: whether a reload puts a new value in force; else a restart does.
+        secret: True if messages may not show its value.
+        reload: True if a reload puts a new value in force; else only a restart does.
     """
 
     does: str
@@ -48,14 +55,7 @@ class About(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting, as everything that speaks of it knows it.
-
-    Attributes:
-        name: the attribute of `Settings`.
-        kind: its type, with bounds.
-        default: its value where none is given.
-        about: what is written beside its type.
-    """
+    """A setting: an attribute of `Settings`, its type with bounds, and its default."""
 
     name: str
     kind: Any
@@ -76,7 +76,7 @@ class Setting(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its key of the file, behind its table if it stands in one."""
+        """Its key of the file, with its table."""
         return f"{self.about.table}.{self.name}" if self.about.table else self.name
 
     @property
@@ -87,9 +87,9 @@ class Setting(NamedTuple):
 
     @property
     def values(self) -> str:
-        """What it may be, in words."""
+        """Its possible values, in words."""
         if self.about.unit == "bytes":
-            return "a size: 8GiB, 500MB, or a whole number of bytes"
+            return SIZE_RULE
         counted = f" of {self.about.unit}" if self.about.unit else ""
         match self.type:
             case IntType() as number:
@@ -105,26 +105,31 @@ class Setting(NamedTuple):
 
 
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
-    """Find all settings in the struct that holds their values, in its order.
-
-    What nothing is written beside is none: it has tables of its own in the file.
-    """
+    """Find the settings in the struct that holds their values: the fields with an `About`."""
     kinds = get_type_hints(struct, include_extras=True)
-    return {
-        field.name: Setting(
-            field.name,
-            kinds[field.name],
-            field.default_factory() if callable(field.default_factory) else field.default,
-            _about(kinds[field.name]),
-        )
-        for field in msgspec.structs.fields(struct)
-        if hasattr(kinds[field.name], "__metadata__")
-    }
+    found = {}
+    for field in msgspec.structs.fields(struct):
+        kind = kinds[field.name]
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        for note in getattr(kind, "__metadata__", ()):
+            if isinstance(note, About):
+                found[field.name] = Setting(field.name, kind, default, note)
+    return found
 
 
-def _about(kind: Any) -> About:
-    (about,) = (note for note in kind.__metadata__ if isinstance(note, About))
-    return about
+def parse_size(size: int | str) -> int:
+    """Read a number of bytes: `4096`, `4KiB`, `4 KB`; powers of 1024 with an i, else of 1000."""
+    if isinstance(size, int):
+        return size
+    digits = size.rstrip("KMGTiB ")
+    unit = size[len(digits) :].strip()
+    base = 1024 if "i" in unit else 1000
+    return int(digits) * int(base ** _UNITS[unit[:1]]) if unit else int(digits)
+
+
+def size_of(size: int | str | None) -> int | None:
+    """Read a number of bytes that may be unset."""
+    return None if size is None else parse_size(size)
 
 
 def _bounds(number: IntType | FloatType) -> str:

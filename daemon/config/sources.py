@@ -16,11 +16,9 @@ from ..errors import ConfigError, FlagError
 from ..http.origins import check_origins
 from ..models.aliases import check_aliases, read_aliases
 from ..quoting import quote
-from .models import check_default, check_names, read_models
-from .serving import KEYS_FILE
 from .setting import ENV_PREFIX, Setting
-from .settings import SETTINGS, Settings
-from .tenants import read_tenants
+from .settings import KEYS_FILE, SETTINGS, Settings
+from .tables import check_default, check_names, read_models, read_tenants
 
 _FILE = f"{ENV_PREFIX}CONFIG"
 _LEAST_BODIES = 1 << 20
@@ -47,32 +45,32 @@ def load(
     """Merge the three sources and check the result.
 
     Args:
-        flags: what was given on the command line, by the settings' names; None means not given.
-            One that may be given several times is a list of words.
+        flags: of the command line, by the settings' names; None means not given. One that may
+            be given several times is a list of words.
         file: the file to read; by default `UMBEL_CONFIG`, else `umbel.toml` in the user's
             configuration folder if it exists.
-        environment: where `UMBEL_…` variables are looked up.
-        serves: whether a daemon shall listen by them; else it may not be able to yet.
+        environment: has the `UMBEL_…` variables.
+        serves: True if a daemon listens by them; else they need not be enough to listen.
 
     Raises:
         ConfigError: a file cannot be read, a name is unknown, or a value is of no use.
         FlagError: a flag gave that value.
     """
-    path, values = _read_file(file, environment)
+    variable = environment.get(_FILE)
+    named = file or (Path(variable) if variable else None)
+    path, values = _read_file(named)
     public = serves and _KEY in values and _is_public(path)
     models = read_models(_take_models(values), path)
     tenants = read_tenants(values.pop("tenants", {}), path)
-    given = {
-        **_given_by(values, path),
-        **_read_environment(environment),
-        **_read_flags(flags),
-    }
-    if _named_file(file, environment):
+    given = {**_in_file(values, path), **_in_environment(environment), **_in_flags(flags)}
+    if named:
         place = f"{path}: keys_file"
         given.setdefault("keys_file", _Given(str(path.with_name(KEYS_FILE)), place))
-    values = {name: value for name, (value, _) in given.items()}
     settings = Settings(
-        models=models, tenants=tenants, public_file=str(path) if public else None, **values
+        models=models,
+        tenants=tenants,
+        public_file=str(path) if public else None,
+        **{name: value for name, (value, _) in given.items()},
     )
     _check(settings, given)
     if serves:
@@ -81,14 +79,33 @@ def load(
     return settings
 
 
-def _named_file(file: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """The file that is named, if one is."""
-    return file or (Path(path) if (path := environment.get(_FILE)) else None)
+def check_key(settings: Settings, place: str) -> None:
+    """Raise a ConfigError if others can reach the daemon and need no key.
+
+    Args:
+        settings: to look at.
+        place: of `host`, for the message.
+    """
+    if settings.tcp is None or is_loopback(settings.tcp[0]) or settings.api_key is not None:
+        return
+    if not os.path.exists(settings.keys_path):  # noqa: PTH110  (no error where it cannot look)
+        raise ConfigError(
+            f"{place}: {settings.tcp[0]} can be reached from outside; make a key with umbel keys "
+            f"add, or set {SETTINGS['api_key'].variable}, or listen on 127.0.0.1"
+        )
 
 
-def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
-    """Find the file, and read what is in it."""
-    named = _named_file(file, environment)
+def is_loopback(host: str) -> bool:
+    """Return True for a name or an address that can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_file(named: Path | None) -> tuple[Path, dict[str, Any]]:
     path = named or Path(platformdirs.user_config_dir("umbel"), "umbel.toml")
     try:
         return path, msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
@@ -105,11 +122,7 @@ def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path,
 
 
 def _is_public(path: Path) -> bool:
-    """True if all users can read a file with a key.
-
-    Raises:
-        ConfigError: another user can change it.
-    """
+    """Return True if all users can read a file with a key; refuse one that others can change."""
     info = path.stat()
     if (fault := file_fault(path, info)) is not None:
         raise ConfigError(f"{fault}, and it has {_KEY}; {ADVICE}")
@@ -117,7 +130,7 @@ def _is_public(path: Path) -> bool:
 
 
 def _take_models(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the models' tables out of a file's values; what is left of theirs are settings."""
+    """Take the tables `[models.NAME]` out of a file's values; settings stay."""
     models = values.get("models")
     if not isinstance(models, dict):
         return {}
@@ -126,28 +139,22 @@ def _take_models(values: dict[str, Any]) -> dict[str, Any]:
     return {name: models.pop(name) for name in tables}
 
 
-def _given_by(values: dict[str, Any], path: Path) -> dict[str, _Given]:
+def _in_file(values: dict[str, Any], path: Path) -> dict[str, _Given]:
     settings = {setting.key: setting for setting in SETTINGS.values()}
+    tables = {setting.about.table for setting in SETTINGS.values()}
     given = {}
-    for key, value in _keys(values):
-        if key not in settings:
-            raise _unknown(f"{path}: unknown key", key, settings)
-        setting = settings[key]
-        given[setting.name] = _convert(setting, value, f"{path}: {key}", strict=True)
+    for name, found in values.items():
+        inside = name in tables and isinstance(found, dict)
+        keys = {f"{name}.{key}": value for key, value in found.items()} if inside else {name: found}
+        for key, value in keys.items():
+            if key not in settings:
+                raise _unknown(f"{path}: unknown key", key, settings)
+            setting = settings[key]
+            given[setting.name] = _convert(setting, value, f"{path}: {key}", strict=True)
     return given
 
 
-def _keys(file: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield the keys of a file and what they have, those in the settings' tables too."""
-    tables = {setting.about.table for setting in SETTINGS.values()}
-    for key, value in file.items():
-        if key in tables and isinstance(value, dict):
-            yield from ((f"{key}.{name}", part) for name, part in value.items())
-        else:
-            yield key, value
-
-
-def _read_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
+def _in_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
     settings = {setting.variable: setting for setting in SETTINGS.values()}
     given = {}
     for variable, text in environment.items():
@@ -156,16 +163,14 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
         setting = settings.get(variable.upper())
         if setting is None:
             raise _unknown("unknown environment variable", variable, [*settings, _FILE])
-        value = _words(text) if setting.name in _LISTED else text
-        given[setting.name] = _convert(setting, value, variable)
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        given[setting.name] = _convert(
+            setting, words if setting.name in _LISTED else text, variable
+        )
     return given
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _read_flags(flags: Mapping[str, Any]) -> dict[str, _Given]:
+def _in_flags(flags: Mapping[str, Any]) -> dict[str, _Given]:
     given = {}
     for name, value in flags.items():
         if value is not None:
@@ -176,7 +181,7 @@ def _read_flags(flags: Mapping[str, Any]) -> dict[str, _Given]:
 
 
 def _convert(setting: Setting, value: Any, place: str, *, strict: bool = False) -> _Given:
-    """Bring a value into its setting's type: a file's is strict, others are made of text."""
+    """Convert a value to its setting's type: a file's is strict, others are made of text."""
     if setting.name in _LISTED and not strict:
         value = _LISTED[setting.name](value)
     try:
@@ -189,13 +194,12 @@ def _convert(setting: Setting, value: Any, place: str, *, strict: bool = False) 
         raise ConfigError(f"{place}{found} must be {setting.values}") from error
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """Say what is nearest, and where all are."""
+def _unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     names = {_bare(key): key for key in known}
     near = get_close_matches(_bare(name), names, 1)
     meant = f"did you mean {names[near[0]]}? " if near else ""
     return ConfigError(
-        f"{what} {quote(name)}; {meant}umbel serve --help and docs/settings.md have them all"
+        f"{kind} {quote(name)}; {meant}umbel serve --help and docs/settings.md have them all"
     )
 
 
@@ -222,39 +226,10 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
 
 @contextmanager
 def _given_by_flags(given: Mapping[str, _Given], *names: str) -> Iterator[None]:
-    """Make an error about these settings the command line's where a flag gave one of them."""
+    """Raise a ConfigError as a FlagError if a flag gave one of these settings."""
     try:
         yield
     except ConfigError as error:
         if any(name in given and given[name].place.startswith("--") for name in names):
             raise FlagError(str(error)) from error
         raise
-
-
-def check_key(settings: Settings, place: str) -> None:
-    """Refuse to listen where others can reach the daemon, and need no key.
-
-    Args:
-        settings: to look at.
-        place: where `host` is set, for the message.
-
-    Raises:
-        ConfigError: saying what to set.
-    """
-    if settings.tcp is None or is_loopback(settings.tcp[0]) or settings.api_key is not None:
-        return
-    if not os.path.exists(settings.keys_path):  # noqa: PTH110  (no error where it cannot look)
-        raise ConfigError(
-            f"{place}: {settings.tcp[0]} can be reached from outside; make a key with umbel keys "
-            f"add, or set {SETTINGS['api_key'].variable}, or listen on 127.0.0.1"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

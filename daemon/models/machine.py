@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from ..config.sizes import Size, parse_size
+from ..config.setting import Size, parse_size
 from ..errors import FlagError
 
 

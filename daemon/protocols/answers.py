@@ -1,4 +1,4 @@
-"""What a protocol's module makes of answers: events of a stream, or one body."""
+"""Answers as bytes: the encoder of a protocol, and server-sent events."""
 
 from typing import Any, Protocol
 
@@ -7,56 +7,47 @@ import msgspec
 from ..http.failures import APIError
 from ..requests.answer_reader import Delta
 
+COMMENT = b": keep-alive\n\n"
+"""A line of a stream that clients skip."""
+
 
 class AnswerEncoder(Protocol):
-    """Writes the answers of one request in a protocol's shapes.
+    """Writes the answers of one request.
 
-    A stream is `opening`, then for each choice `began`, `deltas` and `ended`, then `closing`;
-    `keepalive` may stand anywhere after the opening, and `failure` takes the place of the rest.
+    A stream is `opening`, then for each choice `began`, `deltas` and `ended`, then `closing`.
+    `keepalive` may stand anywhere after the opening; `failure` replaces the rest.
     """
 
     def opening(self) -> bytes:
-        """What a stream begins with."""
-        ...
+        """Begin a stream."""
 
     def began(self, choice: int) -> bytes:
-        """An answer's request has left the queue: what was cached is known."""
-        ...
+        """Note that an answer has left the queue: its cached tokens are known."""
 
     def deltas(self, choice: int, deltas: list[Delta]) -> bytes:
-        """More of an answer."""
-        ...
+        """Write the next parts of an answer."""
 
     def ended(self, choice: int) -> bytes:
-        """An answer is complete."""
-        ...
+        """Complete an answer."""
 
     def closing(self) -> bytes:
-        """What a stream ends with."""
-        ...
+        """End a stream."""
 
     def keepalive(self) -> bytes:
-        """Says that the daemon is still at work."""
-        ...
+        """Show that the daemon still works."""
 
     def failure(self, error: APIError) -> bytes:
-        """What a stream ends with that failed."""
-        ...
+        """End a stream that failed."""
 
     def whole(self) -> Any:
-        """The body of an answer that is not streamed; all answers have ended."""
-        ...
+        """Return the body of an answer that is not streamed; all answers have ended."""
 
 
 def data_event(data: Any) -> bytes:
-    """One server-sent event without a name."""
+    """Write a server-sent event without a name."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def named_event(name: str, data: Any) -> bytes:
-    """One server-sent event with a name."""
+    """Write a server-sent event with a name."""
     return b"event: " + name.encode() + b"\n" + data_event(data)
-
-
-COMMENT = b": keep-alive\n\n"
-"""A line of a stream that clients skip."""

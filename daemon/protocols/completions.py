@@ -1,52 +1,51 @@
-"""OpenAI's text completions: `POST /v1/completions`."""
+"""Bodies of text: OpenAI's `POST /v1/completions`, and vLLM's `/tokenize` and `/detokenize`."""
 
 from typing import Annotated, Any, cast
 
 from msgspec import Meta, Raw
 
-from ..http.decoding import decode_part
+from ...models.text.conversation import Conversation
+from ..http.decoding import ModelBody, decode_part
 from ..http.failures import APIError
 from ..requests.workers import Check
-from .generation_request import MAX_ANSWERS, GenerationRequest, Prompt, unsupported
+from .chat import MAX_MESSAGES, ChatRequest
+from .generation_request import MAX_ANSWERS, GenerationRequest, Prompt, Refused, unsupported
 from .openai_fields import OpenAIFields, bound_of
+from .tools import ToolList
 
 MAX_TEXT_LOGPROBS = 5
 _LONGEST_ESCAPE = 12  # bytes of JSON for one character
-_Prompt = str | list[int | str | list[int]]
+_NULL = Raw(b"null")
 
 
 class CompletionRequest(OpenAIFields, kw_only=True):
     """The body. Its prompt is decoded later: it may be tens of megabytes."""
 
     prompt: Raw
-    suffix: str | None = None
-    echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TEXT_LOGPROBS)] | None = None
     response_format: dict[str, Any] | None = None
+    suffix: Annotated[str | None, Refused("leave it out", ("",))] = None
+    echo: Annotated[bool | None, Refused("leave it out", (False,))] = None
 
     @property
     def told_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are told; 0 tells the chosen one."""
+        """Number of likeliest tokens told beside the chosen one; None tells neither."""
         return self.logprobs
 
     @property
     def least_characters(self) -> int:
-        """How many characters a text prompt has at least."""
+        """Lower bound of a text prompt's characters, known before it is decoded."""
         raw = memoryview(self.prompt)
         return len(raw) // _LONGEST_ESCAPE if bytes(raw[:1]) == b'"' else 0
 
     def refuse_unsupported(self) -> None:
-        """Refuse what would change the answer and cannot be done."""
+        """Refuse fields that would change the answer and are not served."""
         super().refuse_unsupported()
-        if self.suffix:
-            raise unsupported("suffix", "leave it out")
-        if self.echo:
-            raise unsupported("echo", "leave it out")
         if self.response_format and self.response_format.get("type") != "text":
             raise unsupported("response_format", "send structured_outputs, or use chat completions")
 
     def release(self) -> None:
-        """Let go of the prompt, which is a view of the body."""
+        """Drop the prompt, which is a view of the body."""
         self.prompt = Raw(b"")
 
     def generation_request(self, check: Check) -> GenerationRequest:
@@ -63,12 +62,8 @@ class CompletionRequest(OpenAIFields, kw_only=True):
         )
 
     def _prompts(self) -> list[Prompt]:
-        """Tell a prompt of tokens from a list of prompts.
-
-        Raises:
-            APIError: 400 for a mixture, or too many; 413 for what is too large to decode.
-        """
-        prompt = decode_part(self.prompt, _Prompt, "prompt")
+        """Tell a prompt of token ids from a list of prompts."""
+        prompt = decode_part(self.prompt, str | list[int | str | list[int]], "prompt")
         if isinstance(prompt, str):
             return [prompt]
         if all(isinstance(item, int) for item in prompt):
@@ -81,13 +76,58 @@ class CompletionRequest(OpenAIFields, kw_only=True):
         return cast("list[Prompt]", prompt)
 
 
-def check_tokens(prompt: list[int], vocab_size: int, param: str = "prompt") -> None:
-    """Refuse token ids that do not exist.
+class TokenizeRequest(ModelBody, kw_only=True):
+    """The body: a text, or a conversation as chat completions have it."""
 
-    Raises:
-        APIError: 400, naming the first.
-    """
-    for token in prompt:
-        if not 0 <= token < vocab_size:
-            message = f"token {token} does not exist; there are 0 to {vocab_size - 1}"
-            raise APIError(400, message, param=param)
+    prompt: Raw = _NULL
+    messages: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: ToolList | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+
+    @property
+    def special_tokens(self) -> bool:
+        """True if a text gets the tokens that the model's tokenizer adds."""
+        return self.add_special_tokens is not False
+
+    def refuse_unsupported(self) -> None:
+        """Refuse fields that would change the answer and are not served."""
+        if (self.prompt == _NULL) == (self.messages is None):
+            raise APIError(400, "send either prompt or messages", param="prompt")
+        if self.return_token_strs:
+            raise unsupported("return_token_strs", "send the tokens to /detokenize, one by one")
+        if self.messages is None:
+            return
+        if self.add_special_tokens:
+            advice = "leave it out: the chat template writes its own"
+            raise unsupported("add_special_tokens with messages", advice)
+        if self.add_generation_prompt is False:
+            raise unsupported("add_generation_prompt=false", "count what an answer follows")
+        if self.continue_final_message:
+            raise unsupported("continue_final_message", "leave it out")
+
+    def prompt_to_read(self, check: Check) -> Conversation | str:
+        """Read the text, or messages and tools; 413 for a text that is too large to decode."""
+        if self.messages is None:
+            text: str = decode_part(self.prompt, str, "prompt")
+            return text
+        chat = ChatRequest(
+            messages=self.messages,
+            tools=self.tools,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        return chat.read_conversation(check)
+
+
+class DetokenizeRequest(ModelBody, kw_only=True):
+    """The body: token ids."""
+
+    tokens: Raw
+
+    def tokens_to_read(self) -> list[int]:
+        """Read the ids; 413 for a list that is too large to decode."""
+        tokens: list[int] = decode_part(self.tokens, list[int], "tokens")
+        return tokens

@@ -11,17 +11,17 @@ from ..http.spellings import below_v1
 from .answers import named_event
 
 MESSAGES = "/v1/messages"
-"""The path below which everything is Anthropic's."""
+"""The path of Anthropic's routes, whose errors have Anthropic's shape."""
 
 RESPONSES = "/v1/responses"
-"""The path below which streams are of named events, each with a number."""
+"""The path whose streams have named and numbered events."""
 
 THREADS_UNSUPPORTED = "thread_unsupported_request"
-"""Anthropic's SDK sends all messages to who answers with this code."""
+"""Error code on which Anthropic's SDK sends all messages again."""
 
 _OVERLOADED = 529
-# Anthropic's status where it has one of its own, and its type of error; what has no row is
-# the request's fault below 500, and the daemon's from there on.
+# Anthropic's statuses and error types. Without a row, the type is `invalid_request_error` below
+# 500 and `api_error` from there on.
 _STATUSES = {503: _OVERLOADED}
 _TYPES = {
     401: "authentication_error",
@@ -35,27 +35,22 @@ _TYPES = {
 
 
 def error_response(request: web.Request, failure: APIError) -> web.Response:
-    """Answer a request with an error, in the shape and the words that its client reads."""
+    """Answer a request with an error in the shape that its path promises."""
     response = failure.response()
-    if _speaks(request, MESSAGES):
+    if _is_below(request, MESSAGES):
         response.set_status(_STATUSES.get(failure.status, failure.status))
         response.body = msgspec.json.encode(messages_error(failure, request[REQUEST_ID]))
     return response
 
 
 def error_event(request: web.Request, failure: APIError) -> bytes:
-    """End a stream with an error, before its answer has begun."""
-    if _speaks(request, MESSAGES):
+    """End a stream with an error before its answer has begun."""
+    if _is_below(request, MESSAGES):
         return named_event("error", messages_error(failure, request[REQUEST_ID]))
-    if _speaks(request, RESPONSES):
+    if _is_below(request, RESPONSES):
         told = {"code": failure.code, "message": failure.message, "param": failure.param}
         return named_event("error", {"type": "error", "sequence_number": 0, **told})
     return b"data: " + failure.body() + b"\n\n"
-
-
-def _speaks(request: web.Request, route: str) -> bool:
-    """Whether a request's path is a route or below it."""
-    return f"/v1/{below_v1(request.path)}/".startswith(f"{route}/")
 
 
 def messages_error(failure: APIError, request_id: str) -> dict[str, Any]:
@@ -63,10 +58,14 @@ def messages_error(failure: APIError, request_id: str) -> dict[str, Any]:
     status = _STATUSES.get(failure.status, failure.status)
     other = "invalid_request_error" if status < 500 else "api_error"  # noqa: PLR2004
     message = failure.message
-    if failure.overflow is not None:  # the words in which agents look for the two numbers
+    if failure.overflow is not None:  # agents look for the two numbers in exactly these words
         tokens, most = failure.overflow
         message = f"prompt is too long: {tokens} tokens > {most} maximum"
     error: dict[str, Any] = {"type": _TYPES.get(status, other), "message": message}
     if failure.code == THREADS_UNSUPPORTED:
         error["details"] = {"error_code": failure.code, "unsupported": [failure.param]}
     return {"type": "error", "error": error, "request_id": request_id}
+
+
+def _is_below(request: web.Request, route: str) -> bool:
+    return f"/v1/{below_v1(request.path)}/".startswith(f"{route}/")

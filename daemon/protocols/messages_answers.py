@@ -15,12 +15,12 @@ from ...models.text.events import (
 from ...models.text.json_text import close_json
 from ...scheduler.request import FinishReason
 from ..http.failures import APIError
-from ..requests.answer_reader import CollectedAnswer, Delta, Part
+from ..requests.answer_reader import Delta, Part
 from ..requests.generation import Generation
 from ..requests.generations import Generations
 from .answers import named_event
+from .content import sign
 from .errors import messages_error
-from .signature import sign
 
 BlockKind = Literal["text", "thinking", "tool_use"]
 StopReason = Literal[
@@ -35,9 +35,9 @@ class MessageAnswers:
         request_id: of the request.
         generations: its one answer.
         model: the name the answer carries.
-        max_tokens: how many tokens the client allowed.
-        shows_thinking: whether the answer has the text of what the model thought; else only
-            the signature carries it.
+        max_tokens: that the client allowed.
+        shows_thinking: True if the answer has the text of the model's thinking; else only the
+            signature carries it.
     """
 
     def __init__(
@@ -65,21 +65,20 @@ class MessageAnswers:
         self._hidden: list[str] = []
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         return {
             **self._common,
-            "content": self._content(self._generation.reader.collected()),
-            "stop_reason": self._stop_reason(),
-            "stop_sequence": self._generation.reader.stop_sequence,
-            "usage": usage_of(self._generation),
+            "content": [self._block(p) for p in self._generation.reader.collected().parts],
+            **self._end(),
+            "usage": _usage(self._generation),
         }
 
     def opening(self) -> bytes:
-        """Nothing: the first event tells what was cached, which is known later."""
+        """Write nothing: the first event has the cached tokens, which are known later."""
         return b""
 
     def began(self, _choice: int) -> bytes:
-        """The message, still empty."""
+        """Write the message, still empty."""
         if self._started:
             return b""
         self._started = True
@@ -88,33 +87,29 @@ class MessageAnswers:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_of(self._generation),
+            "usage": _usage(self._generation),
         }
         return _event("message_start", message=message)
 
     def deltas(self, choice: int, deltas: list[Delta]) -> bytes:
-        """Deltas of blocks, which begin and end as needed."""
+        """Write deltas of blocks, which begin and end as needed."""
         return self.began(choice) + b"".join(self._delta(delta.event) for delta in deltas)
 
     def ended(self, choice: int) -> bytes:
-        """The end of the last block, and why the answer ended."""
-        delta = {
-            "stop_reason": self._stop_reason(),
-            "stop_sequence": self._generation.reader.stop_sequence,
-        }
-        told = _event("message_delta", delta=delta, usage=usage_of(self._generation))
+        """End the last block, and write the reason why the answer ended."""
+        told = _event("message_delta", delta=self._end(), usage=_usage(self._generation))
         return self.began(choice) + self._close() + told
 
     def closing(self) -> bytes:
-        """The last event."""
+        """Write the last event."""
         return _event("message_stop")
 
     def keepalive(self) -> bytes:
-        """A ping."""
+        """Write a ping."""
         return _event("ping")
 
     def failure(self, error: APIError) -> bytes:
-        """The error; no `message_stop` follows it."""
+        """Write the error; no `message_stop` follows it."""
         return named_event("error", messages_error(error, self._request_id))
 
     def _delta(self, event: OutputEvent) -> bytes:
@@ -132,7 +127,7 @@ class MessageAnswers:
         return b""
 
     def _thought(self, text: str) -> bytes:
-        """Show it, or keep it for the signature and say that work goes on."""
+        """Show thinking, or keep it for the signature and send a sign of life."""
         if self._shows_thinking:
             return self._more("thinking_delta", thinking=text)
         self._hidden.append(text)
@@ -164,9 +159,6 @@ class MessageAnswers:
         self._blocks += 1
         return signed + stopped
 
-    def _content(self, answer: CollectedAnswer) -> list[dict[str, Any]]:
-        return [self._block(part) for part in answer.parts]
-
     def _block(self, part: Part) -> dict[str, Any]:
         match part:
             case ReasoningDelta(text=text):
@@ -175,9 +167,13 @@ class MessageAnswers:
             case TextDelta(text=text):
                 return {"type": "text", "text": text}
             case call:
-                # As the model wrote it; of one that was cut, what the SDKs make of its stream.
+                # As the model wrote it; one that was cut is closed as the SDKs close its stream.
                 arguments = Raw(close_json(call.arguments).encode())
                 return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+    def _end(self) -> dict[str, Any]:
+        sequence = self._generation.reader.stop_sequence
+        return {"stop_reason": self._stop_reason(), "stop_sequence": sequence}
 
     def _stop_reason(self) -> StopReason:
         generation = self._generation
@@ -189,8 +185,8 @@ class MessageAnswers:
         return "tool_use" if generation.reader.has_calls else "end_turn"
 
 
-def usage_of(generation: Generation) -> dict[str, Any]:
-    """Anthropic's usage: the prompt is what was read from the cache and what was not."""
+def _usage(generation: Generation) -> dict[str, Any]:
+    """Write Anthropic's usage, whose input tokens leave out the cached ones."""
     used = generation.usage
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,

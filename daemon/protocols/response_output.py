@@ -1,8 +1,8 @@
-"""The output items of a response as they come, and the events that tell of them."""
+"""Output items of a response as they come, and the events about them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -16,23 +16,23 @@ from ...models.text.events import (
 )
 from ..requests.answer_reader import Delta
 from ..requests.logprobs import TokenLogProb, Told, TopLogProb
+from .content import sign
 from .response_items import new_id
 from .response_tools import CalledTool
-from .signature import sign
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Event = dict[str, Any]
-"""An event but for its number."""
+"""An event without its number."""
 
 
 class Output:
     """Puts an answer's items together.
 
     Args:
-        called: how the client knows the tools, by the names that the model knows.
-        logprobs: whether the text's tokens are told.
-        summarized: thoughts stand in their summary, where clients look for it.
-        encrypted: thoughts come in `encrypted_content`, too.
+        called: the client's names of tools, by the model's.
+        logprobs: True if the text has its tokens' log-probabilities.
+        summarized: True if reasoning stands in its item's summary, where clients look for it.
+        encrypted: True if reasoning comes in `encrypted_content` too.
 
     Attributes:
         items: those that are complete.
@@ -47,55 +47,42 @@ class Output:
         encrypted: bool = False,
     ) -> None:
         self.items: list[dict[str, Any]] = []
-        self._summarized = summarized
+        self._reasoning = _SUMMARY if summarized else _REASONING
         self._encrypted = encrypted
         self._called = called
         self._logprobs = logprobs
         self._open: _Item | None = None
 
     def take(self, delta: Delta) -> list[Event]:
-        """Add more of the answer; return what is to be told of it."""
+        """Add a part of the answer; return the events about it."""
         match delta.event:
             case TextDelta(text=text):
-                opening, message = self._in_text()
-                return [*opening, *message.more(text, delta.tokens)]
+                events = [] if isinstance(self._open, _Message) else self._open_message()
             case ReasoningDelta(text=text):
-                opening, thought = self._in_reasoning()
-                return [*opening, *thought.more(text)]
-            case ToolCallStart():
-                return self._start_call(delta.event)
-            case ToolCallDelta(arguments=arguments):
-                return self._open.more(arguments) if self._open else []
+                events = [] if isinstance(self._open, _Thoughts) else self._open_thoughts()
+            case ToolCallStart(name=name, id=call_id):
+                tool = self._called.get(name, CalledTool(name))
+                kind = _CustomCall if tool.custom else _FunctionCall
+                return self._open_next(kind(self._next, tool, call_id or new_id("call")))
+            case ToolCallDelta(arguments=text):
+                events = []
             case ToolCallEnd():
                 return self._close("completed")
+        return events + (self._open.more(text, delta.tokens) if self._open else [])
 
     def end(self, *, complete: bool) -> list[Event]:
-        """End the answer. One in which nothing was said has an empty text."""
+        """End the answer; a complete one that has only reasoning gets an empty text."""
         events: list[Event] = []
-        speaking = self._open is not None and not isinstance(self._open, _Thoughts)
-        if complete and not speaking and all(i["type"] == "reasoning" for i in self.items):
-            events, _ = self._in_text()
+        has_open = self._open is not None and not isinstance(self._open, _Thoughts)
+        if complete and not has_open and all(i["type"] == "reasoning" for i in self.items):
+            events = self._open_message()
         return events + self._close("completed" if complete else "incomplete")
 
-    def _in_text(self) -> "tuple[list[Event], _Text]":
-        """Return the open text, or else open one."""
-        if isinstance(self._open, _Text):
-            return [], self._open
-        text = _Text(self._next, logprobs=self._logprobs)
-        return self._open_next(text), text
+    def _open_message(self) -> list[Event]:
+        return self._open_next(_Message(self._next, logprobs=self._logprobs))
 
-    def _in_reasoning(self) -> "tuple[list[Event], _Thoughts]":
-        """Return the open reasoning, or else open one."""
-        if isinstance(self._open, _Thoughts):
-            return [], self._open
-        kind = _Summary if self._summarized else _Reasoning
-        reasoning = kind(self._next, encrypted=self._encrypted)
-        return self._open_next(reasoning), reasoning
-
-    def _start_call(self, start: ToolCallStart) -> list[Event]:
-        tool = self._called.get(start.name, CalledTool(start.name))
-        kind = _CustomCall if tool.custom else _FunctionCall
-        return self._open_next(kind(self._next, tool, start.id or new_id("call")))
+    def _open_thoughts(self) -> list[Event]:
+        return self._open_next(_Thoughts(self._next, self._reasoning, encrypted=self._encrypted))
 
     def _open_next(self, item: "_Item") -> list[Event]:
         closing = self._close("completed")
@@ -118,13 +105,9 @@ class Output:
 
 
 class _Item(ABC):
-    """An item that is coming.
+    """An item that is being written; `index` is its place in the output."""
 
-    Attributes:
-        index: its place in the output.
-    """
-
-    prefix: str
+    prefix: ClassVar[str]  # of its id
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -132,21 +115,17 @@ class _Item(ABC):
         self._texts: list[str] = []
 
     def opened(self) -> list[Event]:
-        """Say that it begins."""
         item = self.item("in_progress")
         return [{"type": "response.output_item.added", "output_index": self.index, "item": item}]
 
     @abstractmethod
-    def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:
-        """Add to it."""
+    def more(self, text: str, tokens: list[Told] | None) -> list[Event]: ...
 
     @abstractmethod
-    def closed(self) -> list[Event]:
-        """Say that its text is complete."""
+    def closed(self) -> list[Event]: ...
 
     @abstractmethod
-    def item(self, status: ItemStatus) -> dict[str, Any]:
-        """Write it down."""
+    def item(self, status: ItemStatus) -> dict[str, Any]: ...
 
     @property
     def _text(self) -> str:
@@ -157,7 +136,62 @@ class _Item(ABC):
         return {"type": f"response.{kind}", **place, **fields}
 
 
-class _Text(_Item):
+class _PartNames(NamedTuple):
+    """Names for an item whose text stands in one part: in its events, and of the part."""
+
+    part: str
+    text: str
+    place: str
+    kind: str
+
+
+_TEXT = _PartNames("content_part", "output_text", "content_index", "output_text")
+_REASONING = _PartNames("content_part", "reasoning_text", "content_index", "reasoning_text")
+_SUMMARY = _PartNames(
+    "reasoning_summary_part", "reasoning_summary_text", "summary_index", "summary_text"
+)
+
+
+class _Parted(_Item):
+    """An item whose text stands in one part."""
+
+    def __init__(self, index: int, names: _PartNames) -> None:
+        super().__init__(index)
+        self._names = names
+
+    def opened(self) -> list[Event]:
+        return [*super().opened(), self._part_event("added")]
+
+    def more(self, text: str, tokens: list[Told] | None) -> list[Event]:
+        self._texts.append(text)
+        names, told = self._names, self._tell(tokens)
+        return [self._event(f"{names.text}.delta", **{names.place: 0}, delta=text, **told)]
+
+    def closed(self) -> list[Event]:
+        names, told = self._names, self._tell_all()
+        whole = self._event(f"{names.text}.done", **{names.place: 0}, text=self._text, **told)
+        return [whole, self._part_event("done")]
+
+    def _part_event(self, name: str) -> Event:
+        names = self._names
+        return self._event(f"{names.part}.{name}", **{names.place: 0}, part=self._part())
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": self._names.kind, "text": self._text}
+
+    def _parts(self, status: ItemStatus) -> list[dict[str, Any]]:
+        return [] if status == "in_progress" else [self._part()]
+
+    def _tell(self, tokens: list[Told] | None) -> dict[str, Any]:  # noqa: ARG002
+        """Return what a delta has beside its text."""
+        return {}
+
+    def _tell_all(self) -> dict[str, Any]:
+        """Return what the end of the text has beside it."""
+        return {}
+
+
+class _Message(_Parted):
     """A message with one text.
 
     Its tokens are encoded once, as they come: they have megabytes, stand in four events at the end,
@@ -167,128 +201,71 @@ class _Text(_Item):
     prefix = "msg"
 
     def __init__(self, index: int, *, logprobs: bool) -> None:
-        super().__init__(index)
+        super().__init__(index, _TEXT)
         self._encoded = bytearray()
         self._whole = Raw(b"[]")
         self._logprobs = logprobs
 
-    def opened(self) -> list[Event]:
-        part = self._event("content_part.added", content_index=0, part=self._part())
-        return [*super().opened(), part]
+    def item(self, status: ItemStatus) -> dict[str, Any]:
+        about = {"id": self._id, "type": "message", "role": "assistant", "status": status}
+        return {**about, "content": self._parts(status)}
 
-    def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:
-        self._texts.append(text)
+    def _tell(self, tokens: list[Told] | None) -> dict[str, Any]:
         told = msgspec.json.encode([_logprob(one.token) for one in tokens or []])
         if tokens:
             self._encoded += b"," if self._encoded else b""
             self._encoded += told[1:-1]
-        return [self._event("output_text.delta", content_index=0, delta=text, logprobs=Raw(told))]
+        return {"logprobs": Raw(told)}
 
-    def closed(self) -> list[Event]:
+    def _tell_all(self) -> dict[str, Any]:
         self._whole = Raw(b"[" + self._encoded + b"]")
-        whole = {"content_index": 0, "text": self._text, "logprobs": self._whole}
-        part = self._part()
-        return [
-            self._event("output_text.done", **whole),
-            self._event("content_part.done", content_index=0, part=part),
-        ]
-
-    def item(self, status: ItemStatus) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part()]
-        about = {"id": self._id, "type": "message", "role": "assistant", "status": status}
-        return {**about, "content": content}
+        return {"logprobs": self._whole}
 
     def _part(self) -> dict[str, Any]:
         tokens = {"logprobs": self._whole} if self._logprobs else {}
-        return {"type": "output_text", "text": self._text, "annotations": [], **tokens}
+        return {**super()._part(), "annotations": [], **tokens}
 
 
-class _Thoughts(_Item):
-    """What the model thought, as it thought it."""
+class _Thoughts(_Parted):
+    """Reasoning, as the item's content or as its summary."""
 
     prefix = "rs"
 
-    def __init__(self, index: int, *, encrypted: bool) -> None:
-        super().__init__(index)
+    def __init__(self, index: int, names: _PartNames, *, encrypted: bool) -> None:
+        super().__init__(index, names)
         self._encrypted = encrypted
 
-    def _about(self, status: ItemStatus) -> dict[str, Any]:
-        about = {"id": self._id, "type": "reasoning", "status": status}
-        if not self._encrypted:
-            return about
-        return {**about, "encrypted_content": sign(self._text) if self._text else None}
-
-
-class _Reasoning(_Thoughts):
-    """Thoughts as the item's content."""
-
-    def opened(self) -> list[Event]:
-        part = self._event("content_part.added", content_index=0, part=self._part())
-        return [*super().opened(), part]
-
-    def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:  # noqa: ARG002
-        self._texts.append(text)
-        return [self._event("reasoning_text.delta", content_index=0, delta=text)]
-
-    def closed(self) -> list[Event]:
-        return [
-            self._event("reasoning_text.done", content_index=0, text=self._text),
-            self._event("content_part.done", content_index=0, part=self._part()),
-        ]
-
     def item(self, status: ItemStatus) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part()]
-        return {**self._about(status), "summary": [], "content": content}
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": self._text}
-
-
-class _Summary(_Thoughts):
-    """Thoughts as the item's summary, where clients look for what they show."""
-
-    def opened(self) -> list[Event]:
-        part = self._event("reasoning_summary_part.added", summary_index=0, part=self._part())
-        return [*super().opened(), part]
-
-    def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:  # noqa: ARG002
-        self._texts.append(text)
-        return [self._event("reasoning_summary_text.delta", summary_index=0, delta=text)]
-
-    def closed(self) -> list[Event]:
-        return [
-            self._event("reasoning_summary_text.done", summary_index=0, text=self._text),
-            self._event("reasoning_summary_part.done", summary_index=0, part=self._part()),
-        ]
-
-    def item(self, status: ItemStatus) -> dict[str, Any]:
-        summary = [] if status == "in_progress" else [self._part()]
-        return {**self._about(status), "summary": summary}
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": "summary_text", "text": self._text}
+        item: dict[str, Any] = {"id": self._id, "type": "reasoning", "status": status}
+        if self._encrypted:
+            item["encrypted_content"] = sign(self._text) if self._text else None
+        if self._names is _SUMMARY:
+            return {**item, "summary": self._parts(status)}
+        return {**item, "summary": [], "content": self._parts(status)}
 
 
 class _Call(_Item):
     """A call of a tool."""
+
+    kind: ClassVar[str]
 
     def __init__(self, index: int, tool: CalledTool, call_id: str) -> None:
         super().__init__(index)
         self._tool = tool
         self._call_id = call_id
 
-    def _about(self, kind: str) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         namespace = {"namespace": self._tool.namespace} if self._tool.namespace else {}
-        about = {"id": self._id, "type": kind, "call_id": self._call_id, "name": self._tool.name}
-        return {**about, **namespace}
+        about = {"type": self.kind, "call_id": self._call_id, "name": self._tool.name}
+        return {"id": self._id, **about, **namespace}
 
 
 class _FunctionCall(_Call):
-    """A call of a function: its arguments are told as they come."""
+    """A call of a function; its arguments are sent as they come."""
 
-    prefix = "fc"
+    prefix, kind = "fc", "function_call"
 
-    def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:  # noqa: ARG002
+    def more(self, text: str, tokens: list[Told] | None) -> list[Event]:  # noqa: ARG002
         self._texts.append(text)
         return [self._event("function_call_arguments.delta", delta=text)]
 
@@ -297,15 +274,15 @@ class _FunctionCall(_Call):
         return [self._event("function_call_arguments.done", name=name, arguments=self._text)]
 
     def item(self, status: ItemStatus) -> dict[str, Any]:
-        return {**self._about("function_call"), "arguments": self._text, "status": status}
+        return {**self._about(), "arguments": self._text, "status": status}
 
 
 class _CustomCall(_Call):
-    """A call of a custom tool: its text is inside of arguments, and told at their end."""
+    """A call of a custom tool; its text stands inside arguments, and is sent at their end."""
 
-    prefix = "ctc"
+    prefix, kind = "ctc", "custom_tool_call"
 
-    def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:  # noqa: ARG002
+    def more(self, text: str, tokens: list[Told] | None) -> list[Event]:  # noqa: ARG002
         self._texts.append(text)
         return []
 
@@ -318,10 +295,10 @@ class _CustomCall(_Call):
 
     def item(self, status: ItemStatus) -> dict[str, Any]:
         text = "" if status == "in_progress" else self._input()
-        return {**self._about("custom_tool_call"), "input": text, "status": status}
+        return {**self._about(), "input": text, "status": status}
 
     def _input(self) -> str:
-        """Read the text out of the arguments; what is not as it was asked for is the text."""
+        """Read the text out of the arguments; malformed arguments are the text."""
         try:
             found = msgspec.json.decode(self._text)
         except msgspec.DecodeError:

@@ -18,23 +18,12 @@ from .tools import MAX_TOOLS, Function, checked, choose, read_choice
 
 log = structlog.get_logger()
 
-# Run by OpenAI, or trained into its models: nobody here could call them.
+# Run by OpenAI, or trained into its models: they are left out.
 _HOSTED = frozenset(
     {
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "mcp",
-        "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_preview",
+        *("apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview"),
+        *("file_search", "image_generation", "local_shell", "mcp", "programmatic_tool_calling"),
+        *("shell", "tool_search", "web_search", "web_search_preview"),
     }
 )
 _CUSTOM_PARAMETERS = {
@@ -46,13 +35,7 @@ _CUSTOM_PARAMETERS = {
 
 
 class CalledTool(NamedTuple):
-    """How a client knows a tool.
-
-    Attributes:
-        name: within its namespace, if it has one.
-        namespace: that.
-        custom: whether it takes a text in place of arguments.
-    """
+    """A tool as the client knows it; a custom one takes a text in place of arguments."""
 
     name: str
     namespace: str | None = None
@@ -63,9 +46,9 @@ class ResponseTools(NamedTuple):
     """The tools of one request.
 
     Attributes:
-        tools: as the model is told of them.
-        called: by the names that the model knows.
-        shown: the JSON of those that it is told of, as the client sent them.
+        tools: as the model knows them.
+        called: as the client knows them, by the model's names.
+        shown: the JSON of those that are offered, as the client sent it.
     """
 
     tools: list[Tool]
@@ -74,18 +57,14 @@ class ResponseTools(NamedTuple):
 
 
 class _CustomFormat(msgspec.Struct):
-    """What the text of a custom tool is like: the model is told of it, and not held to it."""
+    """The format of a custom tool's text. The prompt describes it; nothing enforces it."""
 
     type: str = "text"
     syntax: str = ""
     definition: str = ""
 
     def described(self, place: str) -> str:
-        """Say it in words; nothing for any text.
-
-        Raises:
-            APIError: 400 for a format of another type.
-        """
+        """Describe the format in words; empty for any text."""
         if self.type == "text":
             return ""
         if self.type == "grammar":
@@ -110,11 +89,7 @@ class _Found(NamedTuple):
 
 
 def read_response_tools(raws: Sequence[Raw], check: Check) -> ResponseTools:
-    """Read tools, one by one. Hosted ones are left out, and the log says so.
-
-    Raises:
-        APIError: 400 for a tool of an unknown kind, and for what `checked` refuses.
-    """
+    """Read tools, one by one. Hosted ones are left out, with a log line."""
     found: list[_Found] = []
     shown, dropped = [], set()
     for index, raw in enumerate(raws):
@@ -125,7 +100,7 @@ def read_response_tools(raws: Sequence[Raw], check: Check) -> ResponseTools:
             dropped.add(tool.type)
             continue
         found += _read(tool, place, check)
-        shown.append(Raw(bytes(raw)))  # what was decoded is a view of the whole body
+        shown.append(Raw(bytes(raw)))  # a view would keep the whole body
         if len(found) > MAX_TOOLS:
             raise APIError(400, f"there are over {MAX_TOOLS} tools; send fewer", param="tools")
     if dropped:
@@ -138,14 +113,7 @@ def read_response_tools(raws: Sequence[Raw], check: Check) -> ResponseTools:
 def read_response_choice(
     choice: str | dict[str, Any] | None, tools: ResponseTools, *, parallel: bool | None
 ) -> tuple[list[Tool], ToolChoice]:
-    """Read which tools may be called.
-
-    Returns:
-        Those that the model is told of, and the choice among them.
-
-    Raises:
-        APIError: 400 for what is no choice, or names no tool.
-    """
+    """Return the tools that the prompt has, and the choice among them."""
     several = parallel is not False
     match choice:
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:

@@ -1,4 +1,4 @@
-"""Tools as every protocol defines them, chooses them, and sends back what came of them."""
+"""Tools: definitions, the choice among them, and results, alike in all protocols."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ ToolList = Annotated[list[Raw], Meta(max_length=MAX_TOOLS)]
 
 
 class Function(msgspec.Struct):
-    """A function's definition, as OpenAI's protocols write it."""
+    """A function's definition in OpenAI's protocols."""
 
     name: str
     description: str | None = None
@@ -31,13 +31,8 @@ class Function(msgspec.Struct):
     strict: bool | None = None
 
     def tool(self) -> Tool:
-        """Turn it into what a template is told of."""
-        return Tool(
-            name=self.name,
-            description=self.description or "",
-            parameters=self.parameters or {"type": "object", "properties": {}},
-            strict=bool(self.strict),
-        )
+        """Make the tool that a template renders."""
+        return tool_of(self.name, self.description, self.parameters, strict=self.strict)
 
 
 class _ChatTool(msgspec.Struct):
@@ -45,36 +40,40 @@ class _ChatTool(msgspec.Struct):
     function: Function | None = None
 
 
-def read_chat_tools(raws: Sequence[Raw], check: Check) -> list[Tool]:
-    """Read the tools of a chat completion, one by one.
+def tool_of(
+    name: str, description: str | None, parameters: dict[str, Any] | None, *, strict: bool | None
+) -> Tool:
+    """Make the tool that a template renders; without parameters, it takes none."""
+    return Tool(
+        name=name,
+        description=description or "",
+        parameters=parameters or {"type": "object", "properties": {}},
+        strict=bool(strict),
+    )
 
-    Raises:
-        APIError: 400 for a tool of another kind, and for what `checked` refuses.
-    """
+
+def read_chat_tools(raws: Sequence[Raw], check: Check) -> list[Tool]:
+    """Read the tools of a chat completion, one by one."""
     tools = []
     for index, raw in enumerate(raws):
         check()
-        tool = decode_part(raw, _ChatTool, f"tools[{index}]")
+        place = f"tools[{index}]"
+        tool = decode_part(raw, _ChatTool, place)
         if tool.type != "function":
-            raise unsupported(f"tools[{index}] of type {quote(tool.type)}", "send functions only")
+            raise unsupported(f"{place} of type {quote(tool.type)}", "send functions only")
         if tool.function is None:
-            message = f"tools[{index}] has no function; name one"
-            raise APIError(400, message, param=f"tools[{index}]")
+            raise APIError(400, f"{place} has no function; name one", param=place)
         tools.append(tool.function.tool())
-    places = [f"tools[{index}]" for index in range(len(tools))]
-    return checked(tools, places, "function.parameters")
+    return checked(tools, [f"tools[{index}]" for index in range(len(tools))], "function.parameters")
 
 
 def checked(tools: Sequence[Tool], places: Sequence[str], field: str) -> list[Tool]:
-    """Refuse names that are none, or are there twice; mend slips in schemas, and measure these.
+    """Check names and schemas of tools; slips in schemas are mended.
 
     Args:
         tools: to check.
-        places: where each stands in the body.
-        field: of a tool in the body, which has its schema.
-
-    Raises:
-        APIError: 400, naming the tool.
+        places: of each tool in the body.
+        field: of a tool in the body that has its schema.
     """
     seen: set[str] = set()
     found = []
@@ -85,7 +84,7 @@ def checked(tools: Sequence[Tool], places: Sequence[str], field: str) -> list[To
         if tool.name in seen:
             raise APIError(400, f"{place}: there are two tools {quote(tool.name)}", param=place)
         seen.add(tool.name)
-        # As Anthropic writes places, and Claude Code looks for them.
+        # Anthropic's way to write places: Claude Code looks for it.
         at = f"{place.replace('[', '.').replace(']', '')}.{field}"
         try:
             measure(tool.parameters, at)
@@ -98,7 +97,7 @@ def checked(tools: Sequence[Tool], places: Sequence[str], field: str) -> list[To
 
 
 def schema_refusal(error: GrammarError) -> APIError:
-    """Refuse a tool's schema; the error's place names it."""
+    """Make the error for a tool's schema; the grammar error's place names it."""
     return APIError(400, str(error), code="invalid_schema", param=error.place)
 
 
@@ -109,11 +108,7 @@ def choose(
     *,
     parallel: bool,
 ) -> ToolChoice:
-    """Check a choice of tools against those that there are.
-
-    Raises:
-        APIError: 400, a call is asked for and there is no such tool.
-    """
+    """Check a choice against the tools; without tools nothing is called."""
     if name is not None and name not in {tool.name for tool in tools}:
         message = (
             f"tool_choice names {quote(name)}, but tools does not, among those that the client "
@@ -129,20 +124,17 @@ def choose(
 def read_choice(
     choice: str | dict[str, Any] | None, tools: Sequence[Tool], *, parallel: bool | None
 ) -> ToolChoice:
-    """Read the tool choice of OpenAI's protocols.
-
-    Raises:
-        APIError: 400 for what is no choice, or names no tool.
-    """
+    """Read the tool choice of OpenAI's protocols."""
     several = parallel is not False
     match choice:
         case None | "auto":
             return choose("auto", None, tools, parallel=several)
         case "none" | "required":
             return choose(choice, None, tools, parallel=several)
-        case {"type": "function", "function": {"name": str(name)}}:
-            return choose("required", name, tools, parallel=several)
-        case {"type": "function", "name": str(name)}:
+        case {"type": "function", "function": {"name": str(name)}} | {
+            "type": "function",
+            "name": str(name),
+        }:
             return choose("required", name, tools, parallel=several)
         case _:
             said = choice if isinstance(choice, str) else choice.get("type")
@@ -151,18 +143,14 @@ def read_choice(
 
 
 def arguments_text(sent: Any) -> str:
-    """Write the arguments of a call in the history as JSON text, in whatever way they are sent."""
+    """Write the arguments of a call in the history as JSON text; clients send text or values."""
     if sent is None:
         return "{}"
     return sent if isinstance(sent, str) else msgspec.json.encode(sent).decode()
 
 
 def check_results(messages: Iterable[Message]) -> None:
-    """Refuse results of calls that no message before them asked for; name the tools of others.
-
-    Raises:
-        APIError: 400, naming the message.
-    """
+    """Name the tool of each result; refuse a result whose call no earlier message has."""
     called: dict[str, str] = {}
     for index, message in enumerate(messages):
         called.update({call.id: call.name for call in message.tool_calls})

@@ -17,12 +17,12 @@ from ...models.text.history import Lineage
 from ...models.text.output import OutputParser
 from ...scheduler.limits import Admission
 from ..http.failures import APIError
-from ..protocols.completions import check_tokens
 from ..protocols.generation_request import (
     GenerationBody,
     GenerationRequest,
     Prompt,
     check_sampling,
+    check_tokens,
 )
 from .answer_grammar import conversation_grammar, text_grammar
 from .answer_reader import CollectedAnswer, Parser

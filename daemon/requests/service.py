@@ -29,8 +29,8 @@ from ..observability.cache_admin import CacheAdmin
 from ..observability.metrics import Metrics
 from ..observability.pin_requests import PinRequest
 from ..panics import panics_as_errors
+from ..protocols.completions import DetokenizeRequest, TokenizeRequest
 from ..protocols.generation_request import GenerationBody, GenerationRequest
-from ..protocols.tokens import DetokenizeRequest, TokenizeRequest
 from .answer_reader import AnswerReader
 from .generation import Generation
 from .generations import Generations

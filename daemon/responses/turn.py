@@ -8,8 +8,7 @@ import msgspec
 from ..http.failures import APIError
 from ..identity.caller import Caller
 from ..protocols.generation_request import GenerationBody, GenerationRequest
-from ..protocols.response_answers import ResponseAnswers
-from ..protocols.response_object import ResponseObject, Status
+from ..protocols.response_answers import ResponseAnswers, ResponseObject, Status
 from ..protocols.response_output import Output
 from ..protocols.responses import ReadResponse, ResponsesRequest
 from ..quoting import quote

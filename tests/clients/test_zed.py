@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from umbel.daemon.http.failures import APIError
-from umbel.daemon.protocols.chat_answers import ChatAnswers
+from umbel.daemon.protocols.openai_answers import ChatAnswers
 from umbel.daemon.requests.answer_reader import Delta
 from umbel.daemon.requests.generations import Generations
 from umbel.models.text.events import ReasoningDelta, TextDelta

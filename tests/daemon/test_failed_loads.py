@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.config import Settings
-from umbel.daemon.config.models import ModelSettings
+from umbel.daemon.config import ModelSettings, Settings
 from umbel.daemon.identity.tenant_terms import TenantTerms
 from umbel.daemon.models import loader as model_loader
 from umbel.daemon.models.assembly import open_folders

@@ -15,9 +15,8 @@ from umbel.daemon.http.bodies import BodyBudget
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.http.handlers import answering
 from umbel.daemon.observability.metrics import Metrics
-from umbel.daemon.protocols.chat_answers import ChatAnswers
-from umbel.daemon.protocols.completion_answers import CompletionAnswers
 from umbel.daemon.protocols.generation_request import GenerationRequest
+from umbel.daemon.protocols.openai_answers import ChatAnswers, CompletionAnswers
 from umbel.daemon.requests.answer_reader import AnswerReader
 from umbel.daemon.requests.generation import Generation
 from umbel.daemon.requests.generations import Generations

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from jiter import from_json
 
 from umbel.daemon.http.failures import as_api_error
+from umbel.daemon.protocols.content import hidden_in
 from umbel.daemon.protocols.messages_answers import MessageAnswers
-from umbel.daemon.protocols.signature import hidden_in
 from umbel.daemon.requests.answer_reader import AnswerReader
 from umbel.daemon.requests.generation import Generation
 from umbel.daemon.requests.generations import Generations

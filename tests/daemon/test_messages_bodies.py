@@ -7,9 +7,9 @@ import pytest
 
 from umbel.daemon.http.decoding import decode
 from umbel.daemon.http.failures import APIError
+from umbel.daemon.protocols.content import hidden_in, sign
 from umbel.daemon.protocols.generation_request import GenerationRequest
-from umbel.daemon.protocols.messages import CountRequest, MessagesFields, MessagesRequest
-from umbel.daemon.protocols.signature import hidden_in, sign
+from umbel.daemon.protocols.messages import CountRequest, MessagesRequest
 from umbel.models.text.conversation import (
     CacheHint,
     Conversation,
@@ -28,7 +28,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
 EPHEMERAL = {"type": "ephemeral"}
 
 
-def request(kind: type[MessagesFields] = MessagesRequest, **fields: Any) -> GenerationRequest:
+def request(kind: type[CountRequest] = MessagesRequest, **fields: Any) -> GenerationRequest:
     """Read a body that differs from a good one in some fields."""
     body = {"messages": [HELLO], "max_tokens": 8, **fields}
     raw = msgspec.json.encode({key: value for key, value in body.items() if value is not ...})

@@ -18,12 +18,11 @@ from umbel.daemon.http.handlers.entry import Entry
 from umbel.daemon.observability.pin_requests import PinRequest
 from umbel.daemon.observability.status import MemoryStatus, ModelStatus, SlotStatus, Status
 from umbel.daemon.protocols.chat import ChatMessage, ChatRequest
-from umbel.daemon.protocols.completions import CompletionRequest
+from umbel.daemon.protocols.completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from umbel.daemon.protocols.messages import CountRequest, MessagesRequest
 from umbel.daemon.protocols.openai_fields import StructuredOutputs
 from umbel.daemon.protocols.response_items import InputItem
 from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.daemon.protocols.tokens import DetokenizeRequest, TokenizeRequest
 
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, running

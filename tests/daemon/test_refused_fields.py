@@ -7,12 +7,16 @@ import pytest
 
 from umbel.daemon.http.decoding import CheckedBody, decode
 from umbel.daemon.http.failures import APIError
-from umbel.daemon.protocols import messages, openai_fields, responses
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest
+from umbel.daemon.protocols.generation_request import (
+    GenerationBody,
+    Refused,
+    refused_fields,
+    template_options,
+)
 from umbel.daemon.protocols.messages import MessagesRequest
-from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.daemon.protocols.template_options import read_options
+from umbel.daemon.protocols.responses import ReasoningOptions, ResponsesRequest
 
 SAID = [{"role": "user", "content": "hi"}]
 BODIES: dict[type[CheckedBody], dict[str, Any]] = {
@@ -21,61 +25,70 @@ BODIES: dict[type[CheckedBody], dict[str, Any]] = {
     ResponsesRequest: {"input": "hi"},
     MessagesRequest: {"messages": SAID, "max_tokens": 4},
 }
-SHARED = [
-    (kind, field)
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest)
-    for field in openai_fields._REFUSED
+REFUSED = [
+    (kind, field, refused)
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
+    for field, refused in refused_fields(kind).items()
 ]
-OWN = [
-    *((MessagesRequest, field) for field in messages._FOREIGN),
-    *((ResponsesRequest, field) for field in responses._REFUSED),
-    (ChatRequest, "reasoning"),
-    (ChatRequest, "echo"),
-]
+VALUES: dict[str, Any] = {"echo": True, "background": True, "modalities": ["audio"], "suffix": "x"}
+"""Values of fields that have a type; of any other a value without meaning."""
 
 
-@pytest.mark.parametrize(("kind", "field"), [*SHARED, *OWN])
-def test_a_field_that_would_change_the_answer(kind: type[CheckedBody], field: str) -> None:
+def send(kind: type[CheckedBody], **fields: Any) -> None:
+    decode(json.dumps({**BODIES[kind], **fields}).encode(), kind)
+
+
+def test_refused_fields_are_found() -> None:
+    """The tests below have those of other servers, of other protocols and of OpenAI."""
+    found = {(kind, field) for kind, field, _ in REFUSED}
+    assert {(ChatRequest, "best_of"), (ResponsesRequest, "best_of")} < found
+    assert {(MessagesRequest, "seed"), (ChatRequest, "reasoning")} < found
+    assert len(found) > 3 * 30 + 25
+
+
+@pytest.mark.parametrize(("kind", "field", "refused"), REFUSED)
+def test_field_that_would_change_the_answer(
+    kind: type[GenerationBody], field: str, refused: Refused
+) -> None:
     """It is named, with what to send instead."""
-    value: Any = True if field in ("echo", "background") else {"effort": "low"}
-    with pytest.raises(APIError, match=f"^{field} is not supported; ") as refusal:
-        decode(json.dumps({**BODIES[kind], field: value}).encode(), kind)
+    value = VALUES.get(field, {"effort": "low"})
+    with pytest.raises(APIError) as refusal:
+        send(kind, **{field: value})
     error = refusal.value
+    assert error.message == f"{field} is not supported; {refused.advice}"
     assert (error.status, error.param, error.code) == (400, field, "unsupported_parameter")
 
 
-@pytest.mark.parametrize(("kind", "field"), SHARED)
-def test_a_value_that_changes_nothing(kind: type[CheckedBody], field: str) -> None:
-    """It is served: some clients send what is the default anyway."""
-    neutral, _ = openai_fields._REFUSED[field]
-    for value in (None, neutral):
-        decode(json.dumps({**BODIES[kind], field: value}).encode(), kind)
+@pytest.mark.parametrize(("kind", "field", "refused"), REFUSED)
+def test_neutral_value_of_a_refused_field(
+    kind: type[GenerationBody], field: str, refused: Refused
+) -> None:
+    """It is served: some clients send the default."""
+    typed = type(VALUES[field]) if field in VALUES else object
+    for value in (None, *(one for one in refused.neutral if isinstance(one, typed))):
+        send(kind, **{field: value})
 
 
-@pytest.mark.parametrize("field", responses._REFUSED_OF_REASONING)
-def test_members_of_reasoning(field: str) -> None:
-    """One that would change the answer is refused; its neutral value and unknown ones are not."""
-    neutral, _ = responses._REFUSED_OF_REASONING[field]
+@pytest.mark.parametrize(("field", "refused"), refused_fields(ReasoningOptions).items())
+def test_members_of_reasoning(field: str, refused: Refused) -> None:
+    """One that would change the answer is refused; neutral values and unknown members are not."""
 
-    def send(value: object) -> ResponsesRequest:
-        reasoning = {field: value, "effort": "low", "unknown": 1}
-        return decode(
-            json.dumps({"input": "hi", "reasoning": reasoning}).encode(), ResponsesRequest
-        )
+    def reason(value: object) -> None:
+        send(ResponsesRequest, reasoning={field: value, "effort": "low", "unknown": 1})
 
-    for value in (None, neutral):
-        assert send(value)._effort == "low"
-    for value in {5, not neutral} - {neutral}:
+    for value in (None, *refused.neutral):
+        reason(value)
+    for value in {5, not refused.neutral} - set(refused.neutral):
         with pytest.raises(APIError, match=f"^reasoning.{field} is not supported; ") as refusal:
-            send(value)
+            reason(value)
         error = refusal.value
         assert (error.status, error.code) == (400, "unsupported_parameter")
         assert error.param == f"reasoning.{field}"
 
 
 @pytest.mark.parametrize("name", ["self", "sanitize_control_tokens", "messages", "tokenize"])
-def test_templates_are_not_told_what_rendering_says(name: str) -> None:
-    """A name that the library takes itself is refused in words of its own."""
+def test_template_options_that_rendering_reserves(name: str) -> None:
+    """The library has arguments of these names."""
     with pytest.raises(APIError, match=f"cannot set '{name}'; leave it out") as refusal:
-        read_options({name: True}, None)
+        template_options({name: True}, None)
     assert (refusal.value.status, refusal.value.param) == (400, "chat_template_kwargs")

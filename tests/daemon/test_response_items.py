@@ -8,10 +8,9 @@ from msgspec import Raw
 
 from umbel.daemon.http import decoding
 from umbel.daemon.http.failures import APIError
-from umbel.daemon.protocols.response_items import MAX_ITEMS
-from umbel.daemon.protocols.response_messages import MAX_REFERRED, read_items
+from umbel.daemon.protocols.content import sign
+from umbel.daemon.protocols.response_items import MAX_ITEMS, MAX_REFERRED, read_items
 from umbel.daemon.protocols.responses import ReadResponse, ResponsesRequest
-from umbel.daemon.protocols.signature import sign
 from umbel.models.text.conversation import Conversation, JSONObject, JSONSchema, Message, ToolCall
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a":1}'}

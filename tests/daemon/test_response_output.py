@@ -17,12 +17,11 @@ from pydantic import TypeAdapter
 
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols import response_output
-from umbel.daemon.protocols.response_answers import ResponseAnswers
-from umbel.daemon.protocols.response_object import ResponseObject
+from umbel.daemon.protocols.content import hidden_in
+from umbel.daemon.protocols.response_answers import ResponseAnswers, ResponseObject
 from umbel.daemon.protocols.response_output import Output
 from umbel.daemon.protocols.response_tools import CalledTool
 from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.daemon.protocols.signature import hidden_in
 from umbel.daemon.requests.answer_reader import Delta
 from umbel.daemon.requests.generation import Usage
 from umbel.daemon.requests.generations import Generations

@@ -3,10 +3,8 @@
 from aiohttp import web
 
 from ...protocols.chat import ChatRequest
-from ...protocols.chat_answers import ChatAnswers
-from ...protocols.completion_answers import CompletionAnswers
 from ...protocols.completions import CompletionRequest
-from ...protocols.openai_answers import OpenAIAnswers
+from ...protocols.openai_answers import ChatAnswers, CompletionAnswers, OpenAIAnswers
 from .entry import Entry
 
 

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from ...protocols.tokens import DetokenizeRequest, TokenizeRequest
+from ...protocols.completions import DetokenizeRequest, TokenizeRequest
 from .answering import json_response
 from .entry import Entry
 
