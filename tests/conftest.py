@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .budget import CpuBudget
 from .daemon.fixtures import (
     heard,
     locked_daemon,
@@ -45,8 +46,14 @@ __all__ = [
 _DAY = 24 * 3600.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that sets the budget."""
+    parser.addoption("--write-budget", action="store_true", help="write tests/budget.json")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set what all processes inherit, those that run tests and those that tests start."""
+    config.pluginmanager.register(CpuBudget(config))
     # Tests run on all cores as it is. Threads of every process on all of them wait in turns.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # MLX's thread of the CPU is woken for each operation. In a batch process it then takes no core

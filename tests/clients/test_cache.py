@@ -2,12 +2,12 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..daemon import command
 from ..daemon.running import RunningDaemon, eventually, running
 
 SYSTEM = "You are one of many agents. " * 20
@@ -45,14 +45,8 @@ def cached(answer: Any) -> int:
 
 def umbel(daemon: RunningDaemon, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command against the daemon."""
-    return subprocess.run(
-        [sys.executable, "-m", "umbel", *words, "--socket", str(daemon.socket)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=daemon.environment | {"COLUMNS": "100"},
-    )
+    to_it = ("--socket", str(daemon.socket))
+    return command.umbel(*words, *to_it, folder=daemon.folder, columns=100)
 
 
 def test_agents_share_their_system_prompt(daemon: RunningDaemon) -> None:
@@ -140,13 +134,8 @@ def test_cache_commands(daemon: RunningDaemon) -> None:
 
 def test_cache_commands_without_a_daemon(tmp_path: Path) -> None:
     """Without a daemon they say so, in one sentence."""
-    done = subprocess.run(
-        [sys.executable, "-m", "umbel", "cache", "stats", "--socket", str(tmp_path / "no")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    words = ("cache", "stats", "--socket", str(tmp_path / "no"))
+    done = command.umbel(*words, folder=tmp_path)
     assert done.returncode == 1
     assert "no daemon answers on" in done.stderr
 

@@ -1,10 +1,10 @@
-"""A process that has imported the daemon, and of which daemons are forked.
+"""A process that has imported umbel, and from which daemons and commands are forked.
 
-Imports are most of the processor time of a daemon that answers a few requests. What is forked is
-a real process of its own all the same: a child of the one that asked, with its own arguments,
-environment, log, signals and exit status. What a process does in its imports it does not do
-again, and its hash seed is that of the others: whoever tests starts, signals or what is kept over
-a restart, or asks for another environment, starts a fresh process.
+Imports are most of the CPU time of a command, and of a daemon that answers a few requests. A forked
+process is a child of the test process, with arguments, environment, streams, signals and an exit
+status of its own. It does not repeat the imports, and has the hash seed of its siblings. Tests of
+start-up, of signals and of state kept over a restart use a fresh process, as does every process
+whose environment would change an import.
 
 On Linux only, where a process can adopt the child of its child.
 """
@@ -15,6 +15,7 @@ import functools
 import gc
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -29,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 START = 120.0
 _MESSAGE = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
-# What is read when the daemon runs, and by no import.
-_LATE = ("UMBEL_", "XDG_CONFIG_HOME", "PYTEST_CURRENT_TEST")
+# No import reads these.
+_LATE = re.compile(r"UMBEL_|XDG_(?!CACHE_HOME)|(HOME|COLUMNS|TERM|PYTEST_CURRENT_TEST)$")
 
 
 class Forked:
@@ -81,7 +82,7 @@ class ForkServer:
         self._like = _surroundings(os.environ)
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(START)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(_LATE)}
+        environment = _early(os.environ)
         command = [sys.executable, "-m", "tests.daemon.fork_server"]
         with theirs:
             self._process = subprocess.Popen(
@@ -90,15 +91,28 @@ class ForkServer:
         atexit.register(self._close)
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
-        """Whether imports would find what they found there."""
+        """Return True if imports would find what they found in the server."""
         return _surroundings(environment) == self._like
 
-    def fork(self, words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> Forked:
-        """Run the `umbel` command in a child of this process."""
-        message = json.dumps([words, str(Path.cwd()), dict(environment)]).encode()
+    def fork(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        streams: tuple[IO[bytes], IO[bytes], IO[bytes]],
+        folder: Path | None = None,
+    ) -> Forked:
+        """Run the `umbel` command in a child of this process.
+
+        Args:
+            words: the command line after `umbel`.
+            environment: the child's whole environment.
+            streams: its standard input, output and error.
+            folder: where it runs; here, if None.
+        """
+        message = json.dumps([words, str(folder or Path.cwd()), dict(environment)]).encode()
         _adopt_orphans(yes=True)
         try:
-            socket.send_fds(self._connection, [message], [log.fileno()])
+            socket.send_fds(self._connection, [message], [each.fileno() for each in streams])
             return Forked(int(self._connection.recv(_MESSAGE)))
         finally:
             _adopt_orphans(yes=False)
@@ -119,10 +133,13 @@ def fork_server() -> ForkServer | None:
     return ForkServer()
 
 
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if not _LATE.match(key)}
+
+
 def _surroundings(environment: Mapping[str, str]) -> object:
-    """What a process finds when it starts, but for what is read later."""
-    early = {k: v for k, v in environment.items() if not k.startswith(_LATE)}
-    return early, resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Return everything that imports depend on."""
+    return _early(environment), resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _adopt_orphans(*, yes: bool) -> None:
@@ -131,48 +148,67 @@ def _adopt_orphans(*, yes: bool) -> None:
 
 
 def _serve() -> None:
-    """Fork whenever asked to; return in each process that was forked."""
-    import umbel.daemon.cli  # noqa: PLC0415  (what most of the time goes into)
-    import umbel.daemon.lifecycle.server  # noqa: F401, PLC0415
+    """Fork on request; return in each process that was forked."""
+    import umbel  # noqa: PLC0415
+
+    sys.argv[0] = str(Path(umbel.__file__).with_name("__main__.py"))  # an import looks at it
+    import umbel.daemon.cli  # noqa: PLC0415  (it takes most of the time)
+    import umbel.daemon.lifecycle.server  # noqa: PLC0415
 
     gc.collect()
     gc.freeze()  # or each would look through it, and so make a copy of its own
     connection = socket.socket(fileno=0)
     while True:
-        message, logs, _, _ = socket.recv_fds(connection, _MESSAGE, 1)
+        message, streams, _, _ = socket.recv_fds(connection, _MESSAGE, 3)
         if not message:
             os._exit(0)
         reading, writing = os.pipe()
         if between := os.fork():
-            os.waitpid(between, 0)  # whoever asked has adopted the other one then
+            os.waitpid(between, 0)  # the test process has then adopted the daemon
             connection.send(os.read(reading, 32))
-            for descriptor in (reading, writing, *logs):
+            for descriptor in (reading, writing, *streams):
                 os.close(descriptor)
-        elif daemon := os.fork():
-            os.write(writing, b"%d" % daemon)
+        elif child := os.fork():
+            os.write(writing, b"%d" % child)
             os._exit(0)
         else:
             connection.detach()
             os.close(reading)
             os.close(writing)
-            return _become(*json.loads(message), *logs)
+            words, folder, environment = json.loads(message)
+            return _become(words, folder, environment, streams)
 
 
-def _become(words: list[str], folder: str, environment: dict[str, str], log: int) -> None:
-    """Put on what a fresh process would have been given."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, taken in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(descriptor, taken)
-    os.close(nothing)
-    os.close(log)
+def _become(words: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
+    """Take over everything that a fresh process would have been given."""
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+    for descriptor in streams:
+        os.close(descriptor)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  (the process's own, to its end)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[1:] = words
 
 
+def _run() -> None:
+    """Run the command; to take the interpreter down would take longer than most commands."""
+    from umbel.__main__ import main  # noqa: PLC0415
+
+    sys.modules["__main__"] = sys.modules["umbel.__main__"]  # as under `python -m umbel`
+    try:
+        main()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(ended.code or 0)
+
+
 if __name__ == "__main__":
     _serve()
-    from umbel.__main__ import main
-
-    main()
+    _run()

@@ -193,9 +193,9 @@ def spawn(
     words = ["serve", "--model", str(model), "--socket", str(path), *flags]
     server = None if fresh or program != UMBEL else fork_server()
     process: Process
-    with log.open("wb") as output:
+    with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:
         if server is not None and server.can_fork(environment):
-            process = server.fork(words, environment, output)
+            process = server.fork(words, environment, (nothing, output, output))
         else:
             process = subprocess.Popen(
                 [sys.executable, *program, *words],

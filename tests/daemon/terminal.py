@@ -17,7 +17,7 @@ from typing import Any
 
 import pyte
 
-from .test_cli import environment
+from .command import environment
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 COLUMNS, LINES = 120, 60

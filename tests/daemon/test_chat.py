@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .command import TIMEOUT, environment, umbel
 from .running import RunningDaemon
-from .test_cli import TIMEOUT, environment, umbel
 
 CAPITAL = "What is the capital of France?"
 GREEDY = ("--temperature", "0")
@@ -140,16 +140,7 @@ def test_no_other_daemon_stands_in(
     """Without the daemon that is meant, and in any pipe, it ends with status 1."""
     (short_path / "umbel.toml").write_text(settings)
     words = ("chat", "hello", "--config", str(short_path / "umbel.toml"), *words)
-    done = subprocess.run(
-        [sys.executable, "-m", "umbel", *words],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=environment(short_path) | variables,
-        cwd=short_path,
-        check=False,
-        timeout=TIMEOUT,
-    )
+    done = umbel(*words, folder=short_path, cwd=short_path, env=variables)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no daemon answers on" in done.stderr
     assert "umbel chat --private starts one for this chat" in done.stderr

@@ -18,32 +18,8 @@ from umbel import __version__
 from umbel.daemon.cli.running_daemon import warnings_of
 
 from ..tiny import tiny_one_by_one_dir
+from .command import TIMEOUT, environment, umbel
 from .running import RunningDaemon, eventually, running
-
-TIMEOUT = 300  # beside eight busy threads three answers of 8 tokens take 40 s, and 1.4 otherwise
-
-
-def umbel(
-    *words: str, folder: Path, stdin: str | None = None, columns: int = 120
-) -> subprocess.CompletedProcess[str]:
-    """Run the command in a home of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "umbel", *words],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        env=environment(folder, columns),
-        check=False,
-        timeout=TIMEOUT,
-    )
-
-
-def environment(folder: Path, columns: int = 120) -> dict[str, str]:
-    """Build an environment without settings, runtime folder or colours."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("UMBEL_", "XDG_"))}
-    if cache := os.environ.get("XDG_CACHE_HOME"):  # where models have been measured
-        kept["XDG_CACHE_HOME"] = cache
-    return kept | {"HOME": str(folder), "COLUMNS": str(columns), "TERM": "dumb"}
 
 
 def test_chat_interrupted(tiny_daemon: RunningDaemon, short_path: Path) -> None:

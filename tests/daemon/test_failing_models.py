@@ -15,8 +15,8 @@ from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 from umbel.models.backends import device_name
 
 from ..tiny import tiny_model_dir
+from .command import umbel
 from .running import running
-from .test_cli import umbel
 from .test_several_models import ask, configured, said, slots
 
 NOT_WRITTEN = "the model has a cache for a layer that never writes to it"

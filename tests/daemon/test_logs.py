@@ -13,7 +13,7 @@ from umbel.daemon.errors import ConfigError
 from umbel.daemon.observability import logs
 from umbel.daemon.observability.log_file import LogFile
 
-from .test_cli import TIMEOUT, environment
+from .command import TIMEOUT, environment
 
 
 @pytest.fixture(autouse=True)

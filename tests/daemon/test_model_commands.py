@@ -23,8 +23,8 @@ from umbel.daemon.models.advice import table
 from umbel.models.estimate.layers import kinds_of
 
 from ..fake_hub import COMMIT, GATED, REPO, FakeHub, serving
+from .command import environment
 from .running import eventually
-from .test_cli import environment
 
 TIMEOUT = 120
 

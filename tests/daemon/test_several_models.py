@@ -1,8 +1,6 @@
 """Several models in one daemon: loaded when asked for, unloaded when idle or for another."""
 
 import random
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +10,8 @@ import msgspec
 import pytest
 
 from ..tiny import tiny_model_dir
-from .running import START, RunningDaemon, eventually, running
-from .test_cli import environment
+from . import command
+from .running import RunningDaemon, eventually, running
 
 MIB = 1 << 20
 CHAT = "/v1/chat/completions"
@@ -45,14 +43,7 @@ def states(daemon: RunningDaemon) -> dict[str, str]:
 
 def umbel(daemon: RunningDaemon, *words: str) -> tuple[int, str]:
     """Run a command about a daemon; its exit status, and what it says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "umbel", *words, "--socket", str(daemon.socket)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=START,
-        env=environment(daemon.folder),
-    )
+    done = command.umbel(*words, "--socket", str(daemon.socket), folder=daemon.folder)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from umbel.daemon.http import sockets
 
+from .command import TIMEOUT, environment, umbel
 from .running import running
-from .test_cli import TIMEOUT, environment, umbel
 
 
 def test_stop(short_path: Path, long_tiny_dir: Path) -> None:

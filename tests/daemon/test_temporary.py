@@ -17,8 +17,8 @@ import pytest
 from umbel.daemon.cli import private
 from umbel.daemon.errors import ClientError
 
+from .command import environment
 from .running import START, STOP, eventually
-from .test_cli import environment
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +15,10 @@ from umbel.daemon.terminal.picture import picture
 from umbel.daemon.terminal.rates import Rates
 from umbel.daemon.terminal.requests import COLUMNS, LISTED, MODEL
 
+from .command import umbel
 from .loading_daemon import LOADING
 from .running import RunningDaemon
 from .terminal import CTRL_C, in_terminal, terminal
-from .test_cli import TIMEOUT, environment
 
 RUNS = {
     "request": "r",
@@ -79,14 +77,9 @@ def test_live(tiny_daemon: RunningDaemon, short_path: Path, end: str) -> None:
 def test_once(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     """In a pipe it prints once, without escape codes: a row for each request."""
     with answering(tiny_daemon, "planets"):
-        done = subprocess.run(
-            [sys.executable, "-m", "umbel", "top", "--once", "--socket", str(tiny_daemon.socket)],
-            capture_output=True,
-            text=True,
-            env=environment(short_path),
-            check=True,
-            timeout=TIMEOUT,
-        )
+        words = ("top", "--once", "--socket", str(tiny_daemon.socket))
+        done = umbel(*words, folder=short_path)
+    assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert "1 running, 0 in the queue" in done.stdout
     head, row = done.stdout.splitlines()[-2:]
@@ -96,14 +89,7 @@ def test_once(tiny_daemon: RunningDaemon, short_path: Path) -> None:
 
 def test_without_a_daemon(short_path: Path) -> None:
     """Nobody to look at is one sentence and exit status 1."""
-    done = subprocess.run(
-        [sys.executable, "-m", "umbel", "top", "--socket", str(short_path / "none")],
-        capture_output=True,
-        text=True,
-        env=environment(short_path),
-        check=False,
-        timeout=TIMEOUT,
-    )
+    done = umbel("top", "--socket", str(short_path / "none"), folder=short_path)
     assert done.returncode == 1
     assert "no daemon answers on" in done.stderr
 
@@ -148,13 +134,8 @@ def test_labels_stay(tiny_daemon: RunningDaemon, *, width: int, colours: int, ba
 def test_requests_as_json(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     """`umbel ps --json` has what `/status` says of each."""
     with answering(tiny_daemon, "planets"):
-        done = subprocess.run(
-            [sys.executable, "-m", "umbel", "ps", "--json", "--socket", str(tiny_daemon.socket)],
-            capture_output=True,
-            env=environment(short_path),
-            check=True,
-            timeout=TIMEOUT,
-        )
+        words = ("ps", "--json", "--socket", str(tiny_daemon.socket))
+        done = umbel(*words, folder=short_path)
     rows = json.loads(done.stdout)
     assert {(row["conversation"], row["model"]) for row in rows} <= {("planets", "tiny")}
 

@@ -1,15 +1,13 @@
 """Each request that runs or waits says why, in `/status`, `umbel ps` and the log."""
 
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from ..tiny import tiny_model_dir
+from .command import umbel
 from .running import RunningDaemon, eventually, running
-from .test_cli import TIMEOUT, environment
 
 
 def requests(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
@@ -55,15 +53,7 @@ def test_it_says_what_each_waits_for(short_path: Path) -> None:
             ("runs", "conversation"),
         ]
         assert rows[0]["seconds"].keys() >= {"prefill", "decode"}
-        command = [sys.executable, "-m", "umbel", "ps", "--socket", str(daemon.socket)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=environment(short_path),
-            check=False,
-            timeout=TIMEOUT,
-        )
+        done = umbel("ps", "--socket", str(daemon.socket), folder=short_path)
         assert (done.returncode, done.stderr) == (0, "")
         said, _, head, *lines = done.stdout.splitlines()
         assert said == "1 running, 2 in the queue"
