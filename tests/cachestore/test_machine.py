@@ -160,9 +160,8 @@ def test_any_order_of_operations(stack: Stack) -> None:
     run_state_machine_as_test(
         OverThisStack,
         settings=settings(
-            max_examples=80,
+            max_examples=2 * settings().max_examples,
             stateful_step_count=50,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

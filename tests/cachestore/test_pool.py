@@ -4,7 +4,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from umbel.cachestore.ledger import Kind, Size, max_copy_bytes
 from umbel.cachestore.node import as_tokens
@@ -98,7 +98,6 @@ def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["serve", "begin", "end", "aside", "tail"]), st.integers(0, 900)),
@@ -229,7 +228,6 @@ def test_what_is_held_survives_a_shrinking(make_world: MakeWorld) -> None:
     assert pool.ledger.total.within(pool.limit)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(1, 25), st.integers(0, 1500)),

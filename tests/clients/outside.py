@@ -1,6 +1,6 @@
 """Clients that are programs of their own, run with nothing of this process's environment.
 
-`.ci/clients` installs them. Where the daemon has a network of its own (`scripted.leave_network`),
+`.ci/nightly` installs them. Where the daemon has a network of its own (`scripted.leave_network`),
 they run in it too: they then reach the daemon, and nobody else.
 """
 
@@ -25,11 +25,10 @@ _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
 def installed(pattern: str) -> str:
-    """Find what `.ci/clients` or `.ci/nightly` has installed, or skip the test."""
+    """Find what `.ci/nightly` has installed, or skip the test."""
     for path in sorted(INSTALLED.glob(pattern)):
         return str(path)
-    script = ".ci/nightly" if pattern.startswith(("nightly-", "aider/")) else ".ci/clients"
-    pytest.skip(f"no {pattern} in .clients: {script} installs it where registries are reached")
+    pytest.skip(f"no {pattern} in .clients: .ci/nightly installs it where registries are reached")
 
 
 def run(
@@ -79,7 +78,7 @@ def run_program(
         home: its home and working directory.
         tasks: what it is to ask, by what for.
         recipe: lines of Python that it begins with.
-        ours: whether this environment has its packages, and not only that of `.ci/clients`.
+        ours: whether this environment has its packages, and not only that of `.ci/nightly`.
 
     Returns:
         What it printed, as JSON.

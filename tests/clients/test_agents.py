@@ -13,6 +13,8 @@ from .outside import installed, requests_in, run
 from .recipes import recipe
 from .scripted import RESULT, UNPLANNED, call, plan
 
+pytestmark = pytest.mark.nightly
+
 TEXT = "written by an agent\n"
 DONE = "All is done."
 
@@ -60,7 +62,6 @@ def run_commands(
     return run(daemon, command, home, stdin, **environment)
 
 
-@pytest.mark.slow
 def test_claude_code(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Claude Code over the Unix socket: it writes a file, runs a command and answers."""
     task = plan(
@@ -106,7 +107,6 @@ def items_of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [item for item in items if item["type"] == kind]
 
 
-@pytest.mark.slow
 def test_codex(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Codex over TCP: it runs two commands and answers."""
     task = plan(
@@ -120,7 +120,6 @@ def test_codex(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert (tmp_path / "copied.txt").read_text() == TEXT
 
 
-@pytest.mark.nightly
 def test_codex_and_a_namespace(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Codex finds a tool of a namespace when it is called: the tool's own words come back."""
     close = call("close_agent", target="nobody")
@@ -129,7 +128,6 @@ def test_codex_and_a_namespace(scripted_daemon: RunningDaemon, tmp_path: Path) -
     assert item["text"].startswith("invalid agent id nobody")
 
 
-@pytest.mark.nightly
 def test_opencode(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Opencode over TCP: it writes a file, runs a command and answers."""
     (tmp_path / "opencode.json").write_text(recipe("opencode", "json", scripted_daemon))
@@ -174,7 +172,6 @@ def repository(folder: Path, **files: str) -> Path:
     return folder
 
 
-@pytest.mark.nightly
 def test_aider(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Aider over TCP: it edits a file as an answer says, and another answer names the commit.
 

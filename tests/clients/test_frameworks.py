@@ -32,7 +32,6 @@ MORE: dict[str, dict[str, object]] = {
     "openai_agents_client.py": {"responses": USED},
     "litellm_client.py": {"messages": USED},
 }
-QUICK = {"langchain_client.py", "openai_agents_client.py"}
 
 
 @pytest.mark.slow
@@ -42,10 +41,8 @@ def test_sdks_over_tcp(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert result == {"chat": USED, "responses": USED, "messages": USED}
 
 
-@pytest.mark.parametrize(
-    "program",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.nightly) for name in MORE],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", MORE)
 def test_framework(scripted_daemon: RunningDaemon, tmp_path: Path, program: str) -> None:
     """The framework does all its tasks."""
     lines = recipe(TITLES[program], "python", scripted_daemon)
@@ -63,6 +60,7 @@ def get_weather(city: str) -> str:
 """
 
 
+@pytest.mark.nightly
 def test_llm(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """`llm` with the daemon among its models: chat, streamed or not, tools, a schema."""
     settings = recipe("llm", "yaml", scripted_daemon)

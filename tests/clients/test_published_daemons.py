@@ -19,6 +19,8 @@ from .scripted import call, plan, thought
 from .tasks import CHAT, STRUCTURED, USED, WEATHER
 from .tasks import TOOLS as TOOLS_TASK
 
+pytestmark = pytest.mark.nightly
+
 AT_ONCE = 16  # requests, which is what the engine takes into one batch
 TOOLS = {"order": ORDER, "ping": NOTHING}
 ORDERED = {"dish": "a <b>", "count": 2}
@@ -95,20 +97,12 @@ def test_qwen3(qwen3: RunningDaemon) -> None:
     assert faults(qwen3, one_each(list(ways((True, False), thinks=True)))) == []
 
 
-@pytest.mark.slow
 def test_qwen3_in_every_protocol(qwen3: RunningDaemon) -> None:
     """Every way of asking in all of them."""
     assert faults(qwen3, every(list(ways((True, False), thinks=True)))) == []
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gptoss",
-        *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma3", "llama2", "llama3_1")),
-        pytest.param("deepseek_v3", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("family", ["gptoss", "gemma3", "llama2", "llama3_1", "deepseek_v3"])
 def test_other_families(tmp_path: Path, family: str) -> None:
     """A smaller cut: harmony has channels, the others know no tools."""
     asked = list(ways((None,), thinks=family == "gptoss"))

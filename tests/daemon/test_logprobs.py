@@ -40,9 +40,7 @@ PLAIN = 60  # a token of the tiny vocabulary, whatever it writes
 TEXTS = st.text(st.sampled_from("the a\n👩👨世é\ufffd"), max_size=12)
 TOKENS = st.lists(st.integers(0, 383), max_size=12)
 STOPS = st.lists(st.text("the a\n👩\ufffd", min_size=1, max_size=3), max_size=2)
-relaxed = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300
-)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Piece(NamedTuple):
@@ -303,7 +301,6 @@ def test_what_they_take_is_told_in_words() -> None:
         max_leaves=40,
     )
 )
-@settings(max_examples=100, deadline=None)
 def test_in_pieces_it_is_the_same(value: Any) -> None:
     """Wherever the pieces end."""
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.daemon.config import ModelSettings
@@ -392,7 +392,6 @@ def test_names_lead_to_models() -> None:
     asyncio.run(look())
 
 
-@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5)), max_size=40))
 def test_any_order_of_requests_is_served(asks: list[tuple[str, int]]) -> None:
     """Each by its model, never more than there is room for, and none waits for ever."""

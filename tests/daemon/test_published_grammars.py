@@ -32,6 +32,8 @@ from umbel.models.text.output import OutputParser
 from ..models.text.outputs import events_of, parts_of
 from ..published import FAMILIES, NOTHING, ORDER, published_model_dir
 
+pytestmark = pytest.mark.nightly
+
 ORDERED = {"dish": "a <table>\n\n  soup", "count": 2}
 PRETTY = json.dumps(ORDERED, indent=2)
 CHOICES = {
@@ -169,15 +171,7 @@ def answers(family: Family) -> dict[str, tuple[str, list[tuple[Any, ...]]]]:
     }
 
 
-_MARKS: dict[str, Any] = {
-    "llama3": pytest.mark.nightly,  # Llama 3.1's differs from it in names only
-    **dict.fromkeys(("gemma3", "gptoss", "llama3_1"), pytest.mark.slow),  # large vocabularies
-}
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=_MARKS.get(f, ())) for f in FAMILIES], indirect=True
-)
+@pytest.mark.parametrize("family", FAMILIES, indirect=True)
 def test_every_way_of_asking(family: Family) -> None:
     """Right answers can be written and are read, behind thoughts too; wrong ones cannot."""
     faults: list[tuple[Any, ...]] = []

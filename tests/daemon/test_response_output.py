@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 from openai import omit
@@ -330,7 +330,6 @@ def answers_in_parts(draw: st.DrawFn) -> list[OutputEvent]:
     return events[: len(events) - cut]
 
 
-@settings(max_examples=300, deadline=None)
 @given(answers_in_parts(), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]), st.booleans())
 def test_any_answer_makes_a_stream_in_order(
     events: list[OutputEvent],
@@ -386,7 +385,6 @@ def _followed(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return items
 
 
-@settings(max_examples=100, deadline=None)
 @given(answers_in_parts(), st.booleans())
 def test_the_sdk_puts_any_answer_together(
     events: list[OutputEvent],

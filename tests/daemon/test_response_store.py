@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.daemon.responses.database import FILE
@@ -344,7 +344,6 @@ class Failing:
         raise sqlite3.OperationalError("disk I/O error")
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3000), st.booleans()), max_size=30),
     st.integers(0, 12_000),

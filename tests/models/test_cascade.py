@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.attention.cascade import Part, merge, part_of, scores_of
@@ -23,7 +23,6 @@ HERE = choose()
 DEVICES = (HERE, replace(METAL, compiles=False))
 ROWS, KV_HEADS, KEY, VALUE = 3, 2, 8, 5
 
-quick = settings(deadline=None, max_examples=60)
 SPREADS = st.sampled_from([1e-30, 1e-4, 1.0, 30.0, 1e4])
 """How far scores lie apart."""
 LEVELS = st.sampled_from([0.0, 1e4, -1e4])
@@ -112,7 +111,6 @@ def check(result: mx.array, case: Case) -> None:
     assert difference < tolerance, (difference, tolerance)
 
 
-@quick
 @given(case=cases(), cuts=CUTS, inner=st.integers(1, 40), order=st.randoms())
 def test_any_partition(case: Case, cuts: list[int], inner: int, order: Any) -> None:
     """However keys are cut into parts, parts into segments, and in any order: one softmax."""
@@ -121,7 +119,6 @@ def test_any_partition(case: Case, cuts: list[int], inner: int, order: Any) -> N
     check(case.merged(parts), case)
 
 
-@quick
 @given(case=cases(), cuts=CUTS, data=st.data())
 def test_rows_that_do_not_look(case: Case, cuts: list[int], data: st.DataObject) -> None:
     """A row that looks at some parts only gets the softmax over their keys."""
@@ -141,7 +138,6 @@ def test_rows_that_do_not_look(case: Case, cuts: list[int], data: st.DataObject)
     check(case.merged(parts), case)
 
 
-@quick
 @given(case=cases(), hidden=st.lists(st.booleans(), min_size=39, max_size=39))
 def test_masked_keys(case: Case, hidden: list[bool]) -> None:
     """A score of -inf is a key that is not there."""
@@ -178,7 +174,6 @@ def test_scores_of(lengths: list[int]) -> None:
     assert np.abs(np.array(result) - expected).max() < 1e-5
 
 
-@quick
 @given(case=cases(), cuts=CUTS)
 def test_softmaxes(case: Case, cuts: list[int]) -> None:
     """Several arrays at once: each is a softmax by itself, and -inf comes to exactly nothing."""

@@ -8,7 +8,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models import sampling
@@ -65,7 +65,6 @@ MIXED = [
 """Rows of every kind, some of which ask for log-probabilities."""
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     counts=st.lists(st.none() | st.integers(0, VOCAB), min_size=1, max_size=5),
     temperature=st.sampled_from([0.0, 0.5, 1.5]),

@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
         assert positions in {0, limit, *[size for size in (64, 96, 128) if size < limit]}
 
 
-Machine.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=25)
+Machine.TestCase.settings = settings(stateful_step_count=25)
 TestMachine = Machine.TestCase
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.params import Mask, Row, SamplingParams
@@ -18,7 +18,6 @@ from umbel.models.sampling import _filtered, _penalised, sample_tokens
 VOCAB = 12
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-quick = settings(deadline=None, max_examples=60)
 LOGITS = st.lists(
     st.floats(-8, 8, width=32).map(lambda x: round(x, 2)), min_size=VOCAB, max_size=VOCAB
 )
@@ -87,14 +86,12 @@ def near(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6)
 
 
-@quick
 @given(logits=LOGITS)
 def test_greedy_is_argmax(logits: list[float]) -> None:
     """Temperature 0 takes the likeliest token, and of equals the first."""
     assert sample([logits], [row(temperature=0)]) == [int(np.argmax(logits))]
 
 
-@quick
 @given(scores=LOGITS, k=st.integers(1, VOCAB))
 def test_top_k_keeps_the_k_likeliest(scores: list[float], k: int) -> None:
     """Exactly k tokens stay, and none that is left out is likelier."""
@@ -104,7 +101,6 @@ def test_top_k_keeps_the_k_likeliest(scores: list[float], k: int) -> None:
     assert all(scores[a] >= scores[b] for a, b in itertools.product(left, dropped))
 
 
-@quick
 @given(scores=LOGITS, p=st.floats(0.01, 0.99))
 def test_top_p_keeps_the_smallest_set_that_reaches_p(scores: list[float], p: float) -> None:
     """The kept tokens reach p together, and would not without the least likely of them."""
@@ -118,7 +114,6 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(scores: list[float], p: flo
     assert all(scores[a] >= scores[b] for a, b in itertools.product(left, dropped))
 
 
-@quick
 @given(scores=LOGITS, min_p=st.floats(0.01, 1))
 def test_min_p_drops_tokens_below_a_share_of_the_likeliest(
     scores: list[float], min_p: float
@@ -130,7 +125,6 @@ def test_min_p_drops_tokens_below_a_share_of_the_likeliest(
         assert (token in left) == (ratio[token] >= min_p) or near(ratio[token], min_p)
 
 
-@quick
 @given(scores=LOGITS)
 def test_filters_that_are_off_keep_everything(scores: list[float]) -> None:
     """A row without filters keeps its scores bit for bit, beside one with filters."""
@@ -169,7 +163,6 @@ def test_the_strictest_filter_keeps_the_likeliest(params: dict[str, Any]) -> Non
     assert drawn == {1}
 
 
-@quick
 @given(logits=LOGITS, rows=st.lists(ROWS, min_size=1, max_size=4))
 def test_penalties_agree_with_a_loop(logits: list[float], rows: list[Row]) -> None:
     """Repetition, then presence and frequency, then bias, as params.py words them."""
@@ -212,7 +205,6 @@ def test_logit_bias_forces_and_forbids() -> None:
     assert {sample(logits, [row(seed=s, logit_bias={1: 100.0})])[0] for s in range(30)} == {1}
 
 
-@quick
 @given(data=st.data(), rows=st.lists(ROWS, min_size=1, max_size=6))
 def test_a_rows_token_is_the_same_alone_and_in_any_batch(
     data: st.DataObject, rows: list[Row]
@@ -308,7 +300,6 @@ def test_extreme_temperatures_never_meet_nan(temperature: float, dtype: mx.Dtype
     assert drawn == ({1} if temperature < 1 else {0, 1, 2})
 
 
-@quick
 @given(logits=LOGITS, r=ROWS, allowed=st.sets(st.integers(0, VOCAB - 1), min_size=1))
 def test_a_mask_is_the_last_word(logits: list[float], r: Row, allowed: set[int]) -> None:
     """Whatever penalties, biases, filters and seeds there are, what is chosen is allowed."""
@@ -316,7 +307,6 @@ def test_a_mask_is_the_last_word(logits: list[float], r: Row, allowed: set[int])
     assert token in allowed
 
 
-@quick
 @given(data=st.data(), logits=LOGITS, r=ROWS)
 def test_a_mask_is_as_if_the_others_did_not_exist(
     data: st.DataObject, logits: list[float], r: Row

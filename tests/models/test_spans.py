@@ -9,7 +9,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.kv.alignment import aligned
@@ -106,7 +106,6 @@ def test_a_dropped_storage_is_in_no_cycle() -> None:
         gc.enable()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("scm"), st.integers(0, 99)), max_size=30))
 def test_bytes_are_those_of_the_storages(steps: list[tuple[str, int]]) -> None:
     """After any cuts, joins and closings each storage is viewed wholly, and counted once."""

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.cachestore.tries import SHARED
@@ -92,7 +92,6 @@ def test_who_comes_later_leaves_a_part_of_what_is_left(limit: int, heavy: int) -
         assert (before + 1) / (1 + TIMES) - 1 <= room.free <= before / (1 + TIMES)
 
 
-@settings(max_examples=30, deadline=None)
 @given(LIMITS, TENANTS)
 def test_whoever_came_first_gives_its_places_up(limit: int, heavy: int) -> None:
     """As theirs start, parts become equal, and as much is free as if all came together."""

@@ -65,7 +65,7 @@ def play(harness: EngineHarness, clients: list[Client]) -> None:
 
 # Shrinking takes minutes, for each try is a model's work: take the phases out to have it.
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, phases=(Phase.reuse, Phase.generate))
+@settings(phases=(Phase.reuse, Phase.generate))
 @given(
     name=st.sampled_from(NAMES),
     budget=st.sampled_from(BUDGETS),

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -240,7 +240,6 @@ class TestAnswers:
         bench.drain()
         assert bench.events["a"] == [Started(0, 0, 100.0), Finished(FinishReason.STOP)]
 
-    @settings(max_examples=60, deadline=None)
     @given(
         prompts=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=20), max_size=8),
         chunk=st.integers(1, 9),

@@ -255,5 +255,5 @@ def test_every_request_ends_once_whatever_happens() -> None:
     with capture_logs():  # writing out every traceback takes longer than all the rest
         run_state_machine_as_test(
             EngineMachine,
-            settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
+            settings=settings(max_examples=2 * settings().max_examples, stateful_step_count=40),
         )

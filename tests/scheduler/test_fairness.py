@@ -123,7 +123,6 @@ def claimants(order: FairOrder) -> list[str]:
 # -- shares --------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
 @given(SEEDS, st.integers(1, 6), st.lists(st.integers(1, 5), min_size=2, max_size=5))
 def test_backlogged_tenants_stay_together(seed: int, slots: int, weights: list[int]) -> None:
     """At no time is one further behind another than a quantum and what that started last."""
@@ -144,7 +143,6 @@ def test_weights_are_obeyed_in_the_long_run(seed: int, slots: int) -> None:
     assert load.served["heavy"] / load.served["light"] == pytest.approx(3, rel=0.15)
 
 
-@settings(max_examples=30, deadline=None)
 @given(SEEDS, st.integers(1, 4), st.integers(50, 300))
 def test_an_idle_tenant_gains_no_credit(seed: int, slots: int, away: int) -> None:
     """However long it was away, it is given no more than those that stayed, but for the bound."""
@@ -160,7 +158,6 @@ def test_an_idle_tenant_gains_no_credit(seed: int, slots: int, away: int) -> Non
         assert given_since["idle"] - min(given_since["a"], given_since["b"]) <= 2 * load.bound
 
 
-@settings(max_examples=30, deadline=None)
 @given(SEEDS, st.integers(1, 6))
 def test_the_oldest_is_passed_over_so_often(seed: int, slots: int) -> None:
     """Of every few requests that a tenant starts one is its oldest, whatever is cached."""

@@ -549,5 +549,6 @@ def unit_of(model: Model, sequence: Sequence) -> Unit:
 def test_nobody_is_lost_served_twice_or_left_waiting() -> None:
     """Random schedules of requests, cancellations, time, quotas and new settings."""
     run_state_machine_as_test(
-        OrderMachine, settings=settings(max_examples=100, stateful_step_count=40, deadline=None)
+        OrderMachine,
+        settings=settings(max_examples=2 * settings().max_examples, stateful_step_count=40),
     )

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -356,7 +356,6 @@ def test_what_no_form_can_write_is_refused(compiler: GrammarCompiler) -> None:
     assert caught.value.place == "parameters.properties.a.not"
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_pattern_of_texts_without_tags(data: st.DataObject) -> None:
     """It matches every text but those."""

@@ -42,9 +42,7 @@ TEXTS = st.lists(
     ),
     max_size=8,
 ).map("".join)
-relaxed = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150
-)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def asked(text: str) -> Conversation:

@@ -31,16 +31,23 @@ PLACES = (
 )
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """A published tokenizer with its template."""
-    return published_codec(tmp_path_factory.mktemp("published"), request.param)
-
-
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """Load a model with a template in the manner of Qwen3's."""
+    """A model's tokenizer, with a template like Qwen3's."""
     return model_with(tmp_path_factory.mktemp("thinker"), THINKING, MARKERS).text
+
+
+@pytest.fixture(
+    scope="module",
+    params=["thinker", *(pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES)],
+)
+def codec(
+    request: pytest.FixtureRequest, thinker: TextCodec, tmp_path_factory: pytest.TempPathFactory
+) -> TextCodec:
+    """That one, and each published tokenizer with its template."""
+    if request.param == "thinker":
+        return thinker
+    return published_codec(tmp_path_factory.mktemp("published"), request.param)
 
 
 def says(place: str, text: str) -> Conversation:

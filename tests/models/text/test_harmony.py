@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.text.calls import MalformedCallError, read_calls
@@ -162,7 +162,6 @@ def test_a_guaranteed_call_is_streamed() -> None:
     assert parser.flush() == []
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_nothing_is_lost(data: st.DataObject) -> None:
     """Words that no header stands before are content, whatever they look like."""

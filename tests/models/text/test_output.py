@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.text.conversation import ToolChoice
@@ -367,7 +367,6 @@ WORDS = {
 
 
 @pytest.mark.parametrize("form", WORDS)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_cutting_the_text_changes_nothing(form: str, data: st.DataObject) -> None:
     """However markers, calls, malformed calls and words follow each other, in whatever pieces."""
@@ -386,7 +385,6 @@ def test_cutting_the_text_changes_nothing(form: str, data: st.DataObject) -> Non
     assert all(text[event.start :].startswith(event.text) for event in told)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_nothing_is_lost(data: st.DataObject) -> None:
     """Where no call can be read and nothing is thought, the content is all that was written."""

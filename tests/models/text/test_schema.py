@@ -309,7 +309,7 @@ def _deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.recursive(st.booleans() | st.sampled_from([1, "a", None]), _deeper, max_leaves=6))
 def test_what_is_a_schema_is_what_the_metaschema_says(schema: Any) -> None:
     """The check agrees with draft 2020-12's metaschema, annotations aside."""
