@@ -21,11 +21,11 @@ _GIB, _GB = 1 << 30, 10**9
 _MACS = (16, 32, 64, 128, 192, 512)
 _GPUS = (24, 48, 80, 141)
 _HISTORIES = (8192, 32768, 131072)
-_ROWS = 4  # of a machine: the largest models that serve one agent at least
+_ROWS = 4  # the largest models of a machine that serve an agent
 
 
 def page() -> str:
-    """The page, with its tables made anew."""
+    """Return the page with new tables."""
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     return head + BEGIN + "".join(_tables()) + END + rest.partition(END)[2]
@@ -56,7 +56,7 @@ def _of_machine(name: str, machine: Machine) -> Iterator[str]:
 
 
 def _row(entry: Entry, machine: Machine) -> str:
-    """One model; nothing where it serves no agent."""
+    """Return a model's row; empty if it serves no agent."""
     settings = Settings()
     how = fit(entry.facts, machine, settings)
     counts = [

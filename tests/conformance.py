@@ -1,6 +1,6 @@
 """What each protocol supports: every probe is sent in each protocol's own shape.
 
-`python -m tests.conformance` prints docs/conformance.md as a running daemon answers;
+`python -m tests.conformance` prints docs/internals/conformance.md as a running daemon answers;
 `--write` puts it in its place. Columns are the protocols whose routes there are.
 """
 
@@ -18,14 +18,14 @@ from .daemon.fixtures import TINY_CONTEXT
 from .daemon.running import Reply, RunningDaemon, running
 from .probes import DIALECTS, PLAIN, PROBES, ROUTES, Probe
 
-PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "conformance.md"
 
 _INTRODUCTION = """\
 # Conformance
 
 Written by `python -m tests.conformance --write` from the answers of a running daemon; do not edit
-it by hand. A test sends every request again and compares. What the fields mean is in
-[http-api.md](http-api.md).
+it by hand. A test sends every request again and compares. The
+[HTTP reference](../http/README.md) explains the fields.
 
 - **yes**: the request is served, and where an answer can show it, it shows that the feature was
   honoured.
@@ -78,7 +78,7 @@ def main() -> None:
     from .tiny import tiny_model_dir  # noqa: PLC0415  (it imports mlx.core)
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/conformance.md")
+    parser.add_argument("--write", action="store_true", help="write docs/internals/conformance.md")
     write = parser.parse_args().write
     with tempfile.TemporaryDirectory(prefix="u") as folder:
         model = tiny_model_dir(Path(folder) / "tiny", max_position_embeddings=TINY_CONTEXT)

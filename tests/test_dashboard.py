@@ -20,11 +20,11 @@ from umbel.scheduler.times import Activity, Times
 
 from .daemon.measured import disk_of, page
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs/grafana"
-DASHBOARD = json.loads((FOLDER / "umbel.json").read_text(encoding="utf-8"))
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+DASHBOARD = json.loads((DOCS / "grafana/umbel.json").read_text(encoding="utf-8"))
 RULES: list[dict[str, Any]] = [
     rule
-    for group in yaml.safe_load((FOLDER / "umbel-alerts.yaml").read_text("utf-8"))["groups"]
+    for group in yaml.safe_load((DOCS / "prometheus-rules.yml").read_text("utf-8"))["groups"]
     for rule in group["rules"]
 ]
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
@@ -330,3 +330,20 @@ def test_alerts_watch_what_needs_a_person() -> None:
         *('outcome="error"', "umbel_time_to_first_token_seconds_bucket"),
     ):
         assert watched in text
+
+
+MONITORING = (DOCS / "operate/monitoring.md").read_text(encoding="utf-8")
+QUERIES = re.findall(r"^\| [^|]+ \| `([^`|]+umbel_[^`|]+|umbel_\w+)` \|$", MONITORING, re.MULTILINE)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_query_in_the_docs(query: str) -> None:
+    """It asks for exported series, by labels that they have."""
+    faults_of = list(alert_faults(f"{query} > 0"))
+    assert faults_of == []
+
+
+def test_docs_list_every_alert() -> None:
+    assert len(QUERIES) > 8
+    listed = re.findall(r"^\| `(Umbel\w+)` \| (\w+) \|", MONITORING, re.MULTILINE)
+    assert listed == [(rule["alert"], rule["labels"]["severity"]) for rule in RULES]

@@ -17,7 +17,7 @@ from msgspec import Meta
 from typer.core import TyperGroup
 
 from umbel.daemon.cli import app as cli
-from umbel.daemon.config import SETTINGS, Settings
+from umbel.daemon.config import SETTINGS, Settings, load
 from umbel.daemon.http.app import application
 from umbel.daemon.http.handlers.entry import Entry
 from umbel.daemon.observability.metrics import Metrics
@@ -43,7 +43,17 @@ from .fakes import make_request
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+        ROOT / "benchmarks" / "README.md",
+        *DOCS.rglob("*.md"),
+    ]
+)
+HTTP = sorted(str(page.relative_to(DOCS)) for page in (DOCS / "http").glob("*.md"))
+# Pages for users and operators; the HTTP reference and pages that are generated may be longer.
+GUIDES = sorted({*DOCS.glob("*.md"), *(DOCS / "operate").glob("*.md")} - {DOCS / "settings.md"})
+MOST_WORDS = 1500
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -53,9 +63,11 @@ def _page(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def _not_in(page: str, names: Iterable[str]) -> list[str]:
-    """Which of `names` the page does not mention as code, alone or at the start of it."""
-    spans = re.findall(r"`([^`\n]+)`", _FENCED.sub("", _page(page)))
+def _not_in(pages: str | list[str], names: Iterable[str]) -> list[str]:
+    """List the names that no page mentions as code, alone or at the start of it."""
+    pages = [pages] if isinstance(pages, str) else pages
+    text = "\n".join(_FENCED.sub("", _page(page)) for page in pages)
+    spans = re.findall(r"`([^`\n]+)`", text)
     words = {word for span in spans for word in re.split(r"[\s={]", span)}
     return sorted(name for name in set(names) if name not in words and name not in spans)
 
@@ -100,14 +112,16 @@ def test_http_page_has_every_route() -> None:
         if route.resource is not None and route.method != "HEAD"
     ]
     assert "POST /v1/chat/completions" in routes
-    assert _not_in("http-api.md", routes) == []
+    assert _not_in("http/README.md", [r for r in routes if "/responses/" not in r]) == []
+    assert _not_in(HTTP, routes) == []
 
 
 def test_http_page_has_no_other_route() -> None:
     """The table of routes names only what the application serves."""
     router = application(Entry(Settings())).router
     served = {(r.method, r.resource.canonical) for r in router.routes() if r.resource is not None}
-    told = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", _page("http-api.md"), re.MULTILINE)
+    text = "\n".join(_page(page) for page in HTTP)
+    told = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", text, re.MULTILINE)
     assert set(told) <= served
 
 
@@ -145,12 +159,12 @@ def test_http_page_has_every_bounded_field() -> None:
     """Each field of a body that has bounds is mentioned."""
     bounded = [name for name, hint in _body_fields().items() if _bounds(hint)]
     assert {"temperature", "stop", "messages", "logit_bias"} <= set(bounded)
-    assert _not_in("http-api.md", bounded) == []
+    assert _not_in(HTTP, bounded) == []
 
 
 def test_http_page_has_every_field() -> None:
     """Each field that is decoded, accepted or refused, is mentioned."""
-    assert _not_in("http-api.md", _body_fields()) == []
+    assert _not_in(HTTP, _body_fields()) == []
 
 
 def test_operations_page_has_every_metric() -> None:
@@ -159,14 +173,14 @@ def test_operations_page_has_every_metric() -> None:
     names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
     assert "umbel_requests_total" in names
     assert "vllm:num_requests_running" in names
-    assert _not_in("operations.md", names) == []
+    assert _not_in("operate/metrics.md", names) == []
 
 
 def test_operations_page_has_the_types_of_metrics() -> None:
     """Each row names a metric of its type, and each alias stands in one row and has its type."""
     text = measured.page({"model": Metrics(EngineStatistics, lambda: 0, None)}, vllm=True)
     types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
-    table = _page("operations.md").partition("## Metrics")[2]
+    table = _page("operate/metrics.md")
     rows = re.findall(r"^\| `(umbel_\w+)` \| (\w+) \|.*\|(.*)\|$", table, re.MULTILINE)
     aliases = [(name, kind) for _, kind, also in rows for name in re.findall(r"vllm:\w+", also)]
     told = [(name, kind) for name, kind, _ in rows] + aliases
@@ -184,12 +198,12 @@ async def test_operations_page_has_every_key_of_the_request_line() -> None:
     (line,) = lines
     keys = line.keys() - {"log_level"}
     assert {"request", "left", "error"} <= keys
-    assert _not_in("operations.md", keys) == []
+    assert _not_in("operate/log.md", keys) == []
 
 
 def test_operations_page_has_every_finish() -> None:
     """Each reason for which an answer ends is mentioned."""
-    assert _not_in("operations.md", FinishReason) == []
+    assert _not_in("operate/log.md", FinishReason) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -203,6 +217,44 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{page.name} links to {link}"
         if heading:
             assert heading in _headings(target), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_guide_is_short(page: Path) -> None:
+    """At most 1,500 words, without the generated tables of models."""
+    text = page.read_text(encoding="utf-8").partition("<!-- tables -->")[0]
+    assert len(text.split()) <= MOST_WORDS
+
+
+def test_each_package_has_a_page_with_a_picture() -> None:
+    packages = [*("daemon", "scheduler", "models", "cachestore"), "README", "batching"]
+    for name in packages:
+        assert "```\n" in _page(f"internals/{name}.md")
+
+
+def test_example_of_settings_loads() -> None:
+    """docs/umbel.toml is one that the daemon takes, and has only settings that exist."""
+    example = DOCS / "umbel.toml"
+    settings = load({}, file=example, environment={})
+    assert settings.model == "coder"
+    assert settings.models.keys() == {"coder", "small"}
+    assert {"research", "nightly", "prometheus"} <= settings.tenants.keys()
+    text = example.read_text(encoding="utf-8")
+    commented = re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE)
+    tomllib.loads("\n".join(commented))
+    keys = {line.split(" = ")[0] for line in commented} | tomllib.loads(text).keys()
+    tables = {"models", "tenants"}
+    assert keys - tables <= {setting.key for setting in SETTINGS.values()}
+
+
+@pytest.mark.parametrize("name", ["eight-agents.md", "several-models.md", "operate/tenants.md"])
+def test_settings_in_guides_load(name: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```", _page(name), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for number, block in enumerate(blocks):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(block.replace('models = ["small"]\n', ""), encoding="utf-8")
+        load({}, file=path, environment={})
 
 
 def _headings(page: Path) -> set[str]:
@@ -220,7 +272,9 @@ def test_every_page_can_be_found() -> None:
         for link in _LINK.findall(page.read_text(encoding="utf-8"))
         if "://" not in link and link.partition("#")[0]
     }
-    alone = [str(p.relative_to(ROOT)) for p in DOCS.glob("*.md") if p.resolve() not in linked]
+    alone = [
+        str(p.relative_to(ROOT)) for p in PAGES if p.resolve() not in linked | {ROOT / "README.md"}
+    ]
     assert alone == []
 
 
@@ -273,7 +327,7 @@ def test_pages_name_no_machine() -> None:
 def test_what_behaviour_promises_under_floods_is_tested() -> None:
     """Every row names a test that is there."""
     rows = re.findall(
-        r"^\| .+ \| .+ \| `(tests/[\w/]+\.py)::(\w+)` \|$", _page("behaviour.md"), re.MULTILINE
+        r"^\| .+ \| .+ \| `(tests/[\w/]+\.py)::(\w+)` \|$", _page("operate/floods.md"), re.MULTILINE
     )
     assert len(rows) >= 15
     for file, name in rows:

@@ -17,7 +17,15 @@ from umbel.daemon.config import SETTINGS, ModelSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-GUIDES = ("models.md", "troubleshooting.md", "moving.md")
+TROUBLE = ("troubleshooting.md", "troubleshooting-requests.md")
+GUIDES = (
+    "models.md",
+    "moving.md",
+    "eight-agents.md",
+    "quickstart.md",
+    "operate/running.md",
+    *TROUBLE,
+)
 
 _ANYTHING = "…"
 
@@ -79,8 +87,8 @@ def is_said(message: str) -> bool:
 
 
 def messages() -> Iterator[str]:
-    """What docs/troubleshooting.md quotes as said: sentences, and texts of the first columns."""
-    for line in page("troubleshooting.md").splitlines():
+    """List the quotes of the two pages: sentences, and texts of the first columns."""
+    for line in "\n".join(page(name) for name in TROUBLE).splitlines():
         if line.startswith("| ") and "---" not in line:
             cells = [cell.strip() for cell in line.strip("|").split("|")][:2]
             quoted = [found for cell in cells for found in re.findall(r"`([^`]+)`", cell)]

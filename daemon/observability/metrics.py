@@ -157,7 +157,7 @@ class ByModel(Collector):
 _WITHHELD = b"""\
 # Only your tenant's own samples are here; figures of the whole daemon are for its operator.
 # To see them, ask over the Unix socket, or send the key of a tenant with monitor = true in
-# umbel.toml: see "A dashboard" in docs/operations.md.
+# umbel.toml: see docs/operate/monitoring.md.
 """
 
 

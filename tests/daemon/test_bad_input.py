@@ -1,4 +1,4 @@
-"""The table in docs/behaviour.md, row by row, against a running daemon."""
+"""The table in docs/http/bad-input.md, row by row, against a running daemon."""
 
 import gzip
 import re
@@ -17,7 +17,7 @@ RESPONSES = "/v1/responses"
 # Greedy: drawn at random, the first token is now and then the one that ends the answer.
 MESSAGE = {"role": "user", "content": "hello"}
 GOOD = {"messages": [MESSAGE], "max_tokens": 2, "temperature": 0}
-DOC = Path(__file__).parents[2] / "docs" / "behaviour.md"
+DOC = Path(__file__).parents[2] / "docs" / "http" / "bad-input.md"
 PART = {"type": "text", "text": "x"}
 CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f"}}]}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "4"}
@@ -124,13 +124,13 @@ CASES: dict[str, Send] = {
     "an image": chat(
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     ),
-    "a part that is no text": chat(
+    "a part that is not text": chat(
         messages=[{"role": "user", "content": [{"type": "text", "text": 5}]}]
     ),
     "a part with a malformed cache_control": chat(
         messages=[{"role": "user", "content": [{**PART, "cache_control": {"ttl": "1h"}}]}]
     ),
-    "a call in the old way": chat(
+    "a call in the old form": chat(
         messages=[{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]
     ),
     "a tool result without a call": chat(messages=[RESULT]),
@@ -189,25 +189,25 @@ CASES: dict[str, Send] = {
         tools=[tool("f")], tool_choice={"type": "function", "function": {"name": "g"}}
     ),
     "a tool choice of required without tools": chat(tool_choice="required"),
-    "a tool choice that is none": chat(tools=[tool("f")], tool_choice="perhaps"),
+    "an unknown tool choice": chat(tools=[tool("f")], tool_choice="perhaps"),
     "functions": chat(functions=[{"name": "f"}]),
     "a response_format of another type": chat(response_format={"type": "xml"}),
     "a response_format without a schema": chat(response_format={"type": "json_schema"}),
     "a response_format in a text completion": text(response_format={"type": "json_object"}),
-    "two things to match": chat(response_format={"type": "json_object"}, guided_regex="a"),
+    "two forms for the answer": chat(response_format={"type": "json_object"}, guided_regex="a"),
     "an empty regex": text(guided_regex=""),
-    "no choice to match": text(guided_choice=[]),
-    "1,001 choices to match": text(structured_outputs={"choice": ["a"] * 1001}),
+    "an empty list of choices": text(guided_choice=[]),
+    "1,001 choices": text(structured_outputs={"choice": ["a"] * 1001}),
     "a choice that begins like a call": chat(
         tools=[tool("f")], structured_outputs={"choice": ["yes", "<tool_call>"]}
     ),
     "a regex of calls": chat(tools=[tool("f")], guided_regex="<tool_call>.*"),
-    "a grammar to match": chat(structured_outputs={"grammar": "root ::= x"}),
+    "a grammar": chat(structured_outputs={"grammar": "root ::= x"}),
     "a guided_grammar": chat(guided_grammar="root ::= x"),
     "a chat_template_kwargs that rendering sets": chat(chat_template_kwargs={"messages": []}),
-    "a chat_template_kwargs that is no name": chat(chat_template_kwargs={"a b": 1}),
+    "a chat_template_kwargs that is not an identifier": chat(chat_template_kwargs={"a b": 1}),
     "65 chat_template_kwargs": chat(chat_template_kwargs={f"a{i}": 1 for i in range(65)}),
-    "a verbosity that is none": chat(verbosity="loud"),
+    "an unknown verbosity": chat(verbosity="loud"),
     "web_search_options": chat(web_search_options={}),
     "audio": chat(audio={"voice": "x"}),
     "audio modalities": chat(modalities=["audio"]),
@@ -225,24 +225,24 @@ CASES: dict[str, Send] = {
     "a conversation name of 300 characters": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Conversation": "c" * 300}
     ),
-    "a conversation name that is not text": lambda daemon: daemon.request(
+    "a conversation name with control characters": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Conversation": "caf\xe9"}
     ),
-    "a conversation in the body that is not text": chat(conversation="a\xa01"),
+    "a conversation in the body with control characters": chat(conversation="a\xa01"),
     "a conversation in the body of 300 characters": chat(conversation={"id": "c" * 300}),
-    "a key that nobody has": lambda daemon: daemon.request(
+    "an unknown key": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"Authorization": "Bearer umbel-nobodys"}
     ),
     "a tenant's name without a proxy's key": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Tenant": "another"}
     ),
-    "a priority that is none": lambda daemon: daemon.request(
+    "an unknown priority": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Priority": "high"}
     ),
-    "a timeout that is none": lambda daemon: daemon.request(
+    "a timeout that is not a number": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Timeout": "soon"}
     ),
-    "a service_tier that is none": chat(service_tier="slow"),
+    "an unknown service_tier": chat(service_tier="slow"),
     "a compressed body": lambda daemon: daemon.request(
         "POST", CHAT, gzip.compress(msgspec.json.encode(GOOD)), {"Content-Encoding": "gzip"}
     ),
@@ -263,7 +263,7 @@ CASES: dict[str, Send] = {
     "a model name of 9 MiB": chat(model="x" * (9 << 20)),
     "a model name of 1,000 characters": chat(model="x" * 1000),
     "a role of 1,000 characters": chat(messages=[{"role": "x" * 1000, "content": "hi"}]),
-    "what is not HTTP": lambda daemon: _by_hand(daemon, b"Content-Length: many\r\n\r\n"),
+    "input that is not HTTP": lambda daemon: _by_hand(daemon, b"Content-Length: many\r\n\r\n"),
     "control codes in a path": lambda daemon: daemon.request("GET", "/%1b%5b31m"),
     "7 MB of text": text(prompt="word " * 1_400_000),
     "an unknown route": lambda daemon: daemon.request("GET", "/v1/nothing"),
@@ -282,7 +282,7 @@ CASES: dict[str, Send] = {
         system=[{**PART, "cache_control": True}]
     ),
     "a tool_result without its tool_use": message({"type": "tool_result", "tool_use_id": "t1"}),
-    "a message that an assistant began": message(
+    "a message list that ends with an assistant's": message(
         messages=[MESSAGE, {"role": "assistant", "content": "The"}]
     ),
     "a message's tool without a schema": message(tools=[{"name": "look"}]),
@@ -309,7 +309,7 @@ CASES: dict[str, Send] = {
         output_config={"format": {"type": "json_schema", "schema": {}}},
     ),
     "a message to an unknown model": message(model="claude-99"),
-    "a message that is longer than the context": message(
+    "a message longer than the context": message(
         messages=[{"role": "user", "content": "word " * 4000}]
     ),
     "a compressed message": lambda daemon: daemon.request(
@@ -335,7 +335,7 @@ CASES: dict[str, Send] = {
     "a function's output without a call": respond(
         input=[MESSAGE, {"type": "function_call_output", "call_id": "c", "output": "x"}]
     ),
-    "an item reference that leads nowhere": respond(input=[{"type": "item_reference", "id": "x"}]),
+    "an item reference to an unknown item": respond(input=[{"type": "item_reference", "id": "x"}]),
     "an unknown previous_response_id": respond(previous_response_id="resp_x"),
     "a previous_response_id of 1,000 characters": respond(previous_response_id="x" * 1000),
     "a response in the background": respond(background=True),
@@ -346,17 +346,17 @@ CASES: dict[str, Send] = {
         tools=[{"type": "custom", "name": "f", "format": {"type": "magic"}}]
     ),
     "a tool_choice of a hosted tool": respond(tool_choice={"type": "web_search"}),
-    "allowed tools that are not there": respond(
+    "unknown allowed tools": respond(
         tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"name": "f"}]}
     ),
-    "include of what is not known": respond(include=["everything"]),
+    "an unknown include": respond(include=["everything"]),
     "top_logprobs of a response without include": respond(top_logprobs=2),
-    "a verbosity of a response that is none": respond(text={"verbosity": "loud"}),
-    "a summary that is none": respond(reasoning={"summary": "long"}),
+    "an unknown verbosity of a response": respond(text={"verbosity": "loud"}),
+    "an unknown summary": respond(reasoning={"summary": "long"}),
     "a bound on a response's reasoning": respond(reasoning={"max_tokens": 9}),
     "a schema format without a schema": respond(text={"format": {"type": "json_schema"}}),
     "17 pairs of metadata": respond(metadata={str(i): "x" for i in range(17)}),
-    "a response that is not there": lambda daemon: daemon.request("GET", f"{RESPONSES}/resp_x"),
+    "an unknown response": lambda daemon: daemon.request("GET", f"{RESPONSES}/resp_x"),
     "a stored response as a stream": lambda daemon: daemon.request(
         "GET", f"{RESPONSES}/resp_x?stream=true"
     ),

@@ -1,4 +1,4 @@
-"""docs/conformance.md says what each protocol supports."""
+"""docs/internals/conformance.md lists the features of each protocol."""
 
 from .. import conformance
 from ..probes import CHAT, PROBES, TEXT, Probe

@@ -34,7 +34,7 @@ from .running import Reply, RunningDaemon, eventually, running
 CLIENTS = 2000
 WAITING = 400  # requests that may wait
 SPARE = 200  # file descriptors that this process and the daemon need besides the clients'
-CHANNEL_LIMIT = 4096  # tokens that may pile up for a client, see docs/behaviour.md
+CHANNEL_LIMIT = 4096  # tokens that may pile up for a client, see docs/http/streams.md
 LONG = 300  # tokens of the answers that are read
 FEW = 3  # steps in which a token may not have come to everyone: somebody joined or left
 

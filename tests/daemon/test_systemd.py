@@ -100,7 +100,7 @@ def test_the_service_is_tight(units: Path, *, nvidia: bool) -> None:
 
 
 def test_the_time_to_stop_is_what_the_daemon_takes() -> None:
-    """As docs/operations.md says: the grace, and 90 seconds."""
+    """As docs/operate/running.md says: the grace, and 90 seconds."""
     from umbel.daemon.config import Settings  # noqa: PLC0415
 
     assert (

@@ -1,4 +1,4 @@
-"""Prints the table of docs/exactness.md: `uv run python -m tests.scenario.report`."""
+"""Prints the table of docs/internals/exactness.md: `uv run python -m tests.scenario.report`."""
 
 from .. import zoo
 from .bench import Bench

@@ -18,11 +18,11 @@ TOLERANCE = 3e-4
 """Largest |Δ log p| against a cold run; fp32 rounding in another order of summation."""
 
 
-DOC = Path(__file__).parents[2] / "docs" / "exactness.md"
+DOC = Path(__file__).parents[2] / "docs" / "internals" / "exactness.md"
 
 
 def test_the_table_is_complete() -> None:
-    """docs/exactness.md has a figure for every model, each within the bound that is tested."""
+    """docs/internals/exactness.md has a figure for every model, within the tested bound."""
     rows = re.findall(
         r"^\| (\w+) \| \w+ \| \d+ \| \d+ \| ([\d.e+-]+) \|$", DOC.read_text(), re.MULTILINE
     )
