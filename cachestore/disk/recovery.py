@@ -87,7 +87,7 @@ def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
     try:
         index, own, others, pins = _read_index(folder, fingerprint)
     except UnusableIndexError as error:
-        log.warning("the disk cache is started anew", folder=str(folder), reason=str(error))
+        log.warning("the disk cache starts empty", folder=str(folder), reason=str(error))
         for name in INDEX_FILES:
             (folder / name).unlink(missing_ok=True)
         index, own, others, pins = _read_index(folder, fingerprint)

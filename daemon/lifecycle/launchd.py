@@ -98,6 +98,6 @@ async def end_when_stalled(stalled: Callable[[], bool]) -> None:
     """
     while is_parent(os.environ):
         if stalled():
-            log.error("the engine does not get on: umbel ends, and launchd starts it anew")
+            log.error("the engine makes no progress: umbel ends, and launchd restarts it")
             os._exit(1)
         await asyncio.sleep(_LOOK)

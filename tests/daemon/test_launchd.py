@@ -126,7 +126,7 @@ def test_elsewhere_nobody_is_asked() -> None:
     assert launchd.inherited() is None
 
 
-# -- an engine that does not get on ------------------------------------------------------
+# -- an engine that makes no progress -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_stalled_engine_ends_the_daemon_that_launchd_starts_anew(
     )
     assert done.returncode == status, done.stderr
     assert ("goes on" in done.stdout) == (status == 0)
-    assert ("does not get on" in done.stdout + done.stderr) == (status == 1)
+    assert ("makes no progress" in done.stdout + done.stderr) == (status == 1)
 
 
 # -- the plist ---------------------------------------------------------------------------
