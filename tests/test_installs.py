@@ -31,7 +31,10 @@ method = install_method()
 print(method.name, method.upgrade, sep="\\n")
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed"),
+]
 
 
 @dataclass(frozen=True)
@@ -163,17 +166,7 @@ def answer(place: Place, program: Path) -> str:
     return str(body["choices"][0]["message"]["content"])
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(
-            way,
-            marks=pytest.mark.slow if way.name == "uv tool" else pytest.mark.nightly,
-            id=way.name,
-        )
-        for way in WAYS
-    ],
-)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_a_way_to_install(way: Way, place: Place, data: Path) -> None:
     """It answers before and after an upgrade, from the same fetched model, and knows itself."""
     program, python = place.folder / way.program, place.folder / way.python

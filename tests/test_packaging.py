@@ -177,7 +177,7 @@ def test_each_commit_has_a_version(tmp_path: Path) -> None:
     assert built_version(folder) == changed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cuda_override_leaves_the_cpu_backend_out() -> None:
     """With cuda.txt uv picks CUDA's libmlx.so and not the CPU's beside it."""
     uv = shutil.which("uv")
