@@ -115,7 +115,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def _may_hold_slow_tests(path: Path) -> bool:
-    return re.search(rb'\bslow\b|parametrize\("name"', path.read_bytes()) is not None
+    return re.search(rb"\bslow\b|zoo\.params", path.read_bytes()) is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -145,7 +145,7 @@ def _uses_smollm2(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before the markers are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what is tested with a twin of another architecture; put SmolLM2 first.
+    """Mark tests of an architecture's twins as nightly, unless marked slow; put SmolLM2 first.
 
     Half of the list goes to each worker and is taken from the end of it by others, so that one
     worker only, and not each, measures and loads that model and starts a daemon with it.
@@ -156,8 +156,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         parameters = getattr(item, "callspec", None)
         of_a_twin = parameters is not None and parameters.params.get("name") in TWINS
-        if of_a_twin and not item.get_closest_marker("nightly"):
-            item.add_marker(pytest.mark.slow)
+        if of_a_twin and not any(map(item.get_closest_marker, ("slow", "nightly"))):
+            item.add_marker(pytest.mark.nightly)
     # Where all files are collected: none of them would be missed where some are.
     for path in {item.path for item in items if item.get_closest_marker("slow")}:
         assert _may_hold_slow_tests(path), f"{path}: `-m slow` would not find its slow tests"

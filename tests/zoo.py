@@ -379,8 +379,8 @@ TWINS = frozenset(
         *("falcon_h1", "lfm2", "qwen3_5", "llama4"),
     }
 )
-"""Architectures whose kinds of state the others have, too: what is tested with each of `NAMES`
-is slow for these."""
+"""Architectures whose kinds of state the other six have, too. The slow tests run one exactness test
+of each; every other test parametrised with `NAMES` is nightly for these."""
 
 KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.items()})
 """What each model asks of a cache: dense, mla, capped, sliding, sinks, recurrent, hybrid or

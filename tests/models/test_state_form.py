@@ -17,12 +17,15 @@ from .. import zoo
 from ..scenario.bench import Ask, Bench, words
 from .test_stored import Stored, write
 
-_QUICK = ("llama", "gemma3_text", "llama4")
+_QUICK = ("llama", "gemma3_text")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in _QUICK else pytest.mark.slow) for name in zoo.NAMES],
+    [
+        pytest.param(n, marks=() if n in _QUICK or n in zoo.TWINS else pytest.mark.slow)
+        for n in zoo.NAMES
+    ],
 )
 def test_state_of_the_model_has_its_form(name: str) -> None:
     """Of short and long prompts and answers, computed alone or in company, cut and joined."""

@@ -61,18 +61,6 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     assert "rounding explains 0 and 0" in reason
 
 
-@pytest.mark.parametrize(("name", "apart"), zoo.each([0, 3]))
-def test_together_as_alone(name: str, apart: int) -> None:
-    """Agents of every architecture, at once or one by one, are rows and answer as alone (L2)."""
-    bench = Bench(name)
-    outcomes = bench.run_together(agents(6, apart=apart))
-    for outcome in outcomes:
-        assert bench.difference(outcome) < TOLERANCE
-    assert max(bench.runner.rows) > 3
-    assert bench.runner.batches
-    assert bench.runner.one_by_one is None
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_next", "gemma3_text", "gpt_oss"])
 def test_a_common_prompt_is_computed_once(name: str) -> None:
     """Agents that start together wait for the first one's prefill, and share it."""

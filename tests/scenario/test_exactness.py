@@ -30,13 +30,36 @@ def test_the_table_is_complete() -> None:
     assert all(float(figure) < TOLERANCE for _, figure in rows)
 
 
-_QUICK = zoo.each(SCENARIOS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in zoo.TWINS else ()) for n in zoo.NAMES]
+)
+def test_every_architecture_answers_like_mlx_lm(name: str) -> None:
+    """In a batch of six that join and leave, in follow-ups over restored state, and evicted."""
+    bench = Bench(name)
+    system = words(150, "system")
+    asks = [
+        Ask([*system, *words(5 + 23 * i, i)], 10 + 7 * (i % 4), at=3 * (i % 3)) for i in range(6)
+    ]
+    first = bench.run_together(asks)
+    assert bench.runner.batches
+    assert bench.runner.one_by_one is None
+    assert max(bench.runner.rows) > 3
+    turns = [Ask([*outcome.history, *words(40, outcome.prompt)], 12) for outcome in first[::2]]
+    restored = bench.run_together(turns)
+    assert all(outcome.cached > 100 for outcome in restored)
+    bench.cache.evict(bench.cache.tries.size.nbytes // 2)
+    again = bench.run_together([asks[1], *turns])
+    bench.cache.evict(0)
+    cold = bench.run_together(turns[:1])
+    assert cold[0].cached == 0
+    for outcome in (*first, *restored, *again, *cold):
+        assert bench.difference(outcome) < TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("name", "scenario"),
     [
-        pytest.param(*pair, marks=() if pair in _QUICK else pytest.mark.nightly)
+        pytest.param(*pair, marks=pytest.mark.slow if pair[0] == "llama4" else ())
         for pair in zoo.each(SCENARIOS, once=())
     ],
     ids=lambda of: getattr(of, "__name__", None),

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
 
 _QUICK = [("llama", False), ("llama", True), ("mamba2", False), ("gemma3_text", True)]
-EVERY = [
-    pytest.param(name, disk, marks=[] if (name, disk) in _QUICK else pytest.mark.slow)
-    for name, disk in zoo.each((False, True))
-]
+EVERY = zoo.params(zoo.each((False, True)), _QUICK)
 
 TOLERANCE = 1.05
 _SHARED_BUFFER = 16 * 1024
