@@ -138,21 +138,34 @@ def pytest_collectstart() -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def _uses_smollm2(item: pytest.Item) -> bool:
-    fixtures = {"smollm2", "smollm2_daemon", "embedded_daemon"}
-    return bool(fixtures & set(getattr(item, "fixturenames", ()))) or "[smollm2]" in item.name
+_SHARED = (
+    {"smollm2", "smollm2_daemon", "embedded_daemon"},
+    {"scripted_daemon"},
+    {"thinking_daemon"},
+    {"locked_daemon"},
+    {"tiny_daemon"},
+)
+"""Fixtures of a session that take long to set up, and use the same model."""
+
+
+def _place(item: pytest.Item) -> int:
+    """Return where a test stands among those that need the same daemon or model."""
+    if "[smollm2]" in item.name:
+        return 0
+    needed = set(getattr(item, "fixturenames", ()))
+    return next((at for at, fixtures in enumerate(_SHARED) if fixtures & needed), len(_SHARED))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the markers are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of an architecture's twins as nightly, unless marked slow; put SmolLM2 first.
+    """Mark tests of twins as nightly, unless marked slow; put tests that share daemons first.
 
-    Half of the list goes to each worker and is taken from the end of it by others, so that one
-    worker only, and not each, measures and loads that model and starts a daemon with it.
+    A part of the list goes to each worker, and others take tests from its end. So one worker, and
+    not each, loads SmolLM2 and starts the daemons that many tests share.
     """
     from .zoo import TWINS  # noqa: PLC0415
 
-    items.sort(key=lambda item: not _uses_smollm2(item))
+    items.sort(key=_place)
     for item in items:
         parameters = getattr(item, "callspec", None)
         of_a_twin = parameters is not None and parameters.params.get("name") in TWINS

@@ -88,6 +88,7 @@ def test_a_full_backlog_is_waited_for(short_path: Path) -> None:
         late.join()
 
 
+@pytest.mark.slow
 def test_each_is_answered_or_refused(daemon: RunningDaemon, room: int) -> None:
     """Two thousand at once: the right text, or a 429 where the queue is full; none is lost."""
     calm = Calm(daemon)

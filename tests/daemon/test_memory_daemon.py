@@ -371,6 +371,7 @@ def shares(looks: list[Any]) -> list[float]:
     return [picture["pressure"]["share"] for picture in looks]
 
 
+@pytest.mark.slow
 def test_a_client_leaves_while_it_is_preempted(
     short_path: Path, long_tiny_dir: Path, host: Host, answers: list[str]
 ) -> None:

@@ -96,7 +96,10 @@ def check(server: ServerFixture, asks: Items[Ask], told: Items[Told]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [*zoo.NAMES, "llama_kv8", pytest.param("llama_kv4", marks=pytest.mark.slow)],
+    [
+        pytest.param(n, marks=() if n in ("llama", "qwen3_next", *zoo.TWINS) else pytest.mark.slow)
+        for n in (*zoo.NAMES, *zoo.QUANTIZED)
+    ],
 )
 def test_every_architecture_starts_and_answers(name: str) -> None:
     """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""

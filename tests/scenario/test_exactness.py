@@ -56,10 +56,13 @@ def test_every_architecture_answers_like_mlx_lm(name: str) -> None:
         assert bench.difference(outcome) < TOLERANCE
 
 
+_SLOW = ("deepseek_v3", "gpt_oss", "llama4")
+
+
 @pytest.mark.parametrize(
     ("name", "scenario"),
     [
-        pytest.param(*pair, marks=pytest.mark.slow if pair[0] == "llama4" else ())
+        pytest.param(*pair, marks=pytest.mark.slow if pair[0] in _SLOW else ())
         for pair in zoo.each(SCENARIOS, once=())
     ],
     ids=lambda of: getattr(of, "__name__", None),
