@@ -153,7 +153,7 @@ def test_launchd_is_known_as_the_parent(
 
 STALLED = """
 import asyncio, os, sys, threading, time
-from umbel.daemon import launchd
+from umbel.daemon.lifecycle import launchd
 launchd._LOOK = 0.001
 sys.platform, os.getppid = "darwin", lambda: int(sys.argv[1])
 threading.Thread(target=time.sleep, args=(600,)).start()
