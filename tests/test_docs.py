@@ -1,10 +1,11 @@
 """The pages in docs/ say what the code does."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 from unittest.mock import MagicMock
@@ -51,8 +52,9 @@ PAGES = sorted(
     ]
 )
 HTTP = sorted(str(page.relative_to(DOCS)) for page in (DOCS / "http").glob("*.md"))
-# Pages for users and operators; the HTTP reference and pages that are generated may be longer.
-GUIDES = sorted({*DOCS.glob("*.md"), *(DOCS / "operate").glob("*.md")} - {DOCS / "settings.md"})
+# Pages for users and operators; the HTTP reference and two tables of everything may be longer.
+LONG = {DOCS / "settings.md", DOCS / "operate" / "log-events.md"}
+GUIDES = sorted({*DOCS.glob("*.md"), *(DOCS / "operate").glob("*.md")} - LONG)
 MOST_WORDS = 1500
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -185,6 +187,33 @@ def test_operations_page_has_the_types_of_metrics() -> None:
     aliases = [(name, kind) for _, kind, also in rows for name in re.findall(r"vllm:\w+", also)]
     told = [(name, kind) for name, kind, _ in rows] + aliases
     assert sorted(told) == sorted(types.items())
+
+
+def _log_events(least: Container[str]) -> Iterator[str]:
+    """Yield the literal events of log calls at some levels."""
+    for folder in ("daemon", "models", "cachestore", "scheduler"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                match node:
+                    case ast.Call(
+                        func=ast.Attribute(value=ast.Name(id="log"), attr=level),
+                        args=[ast.Constant(value=str(event)), *_],
+                    ) if level in least:
+                        yield event
+
+
+def test_log_page_has_every_event() -> None:
+    """Events at info and above are listed, and every listed event is in the code."""
+    shown = ("info", "warning", "error", "exception")
+    assert _not_in("operate/log-events.md", _log_events(shown)) == []
+    sources = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("daemon", "models", "cachestore", "scheduler")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    cells = re.findall(r"^\| (`[^|]+`) \|", _page("operate/log-events.md"), re.MULTILINE)
+    listed = [event for cell in cells for event in re.findall(r"`([^`]+)`", cell)]
+    assert [event for event in listed if f'"{event}"' not in sources] == []
 
 
 async def test_operations_page_has_every_key_of_the_request_line() -> None:

@@ -108,7 +108,7 @@ class ResponseDatabase:
             return self._in_memory(error)
 
     def _begin_anew(self, error: Exception) -> sqlite3.Connection:
-        log.warning("the stored responses are begun anew", reason=str(error))
+        log.warning("the stored responses start empty", reason=str(error))
         try:
             if self._folder is not None:
                 for name in _FILES:

@@ -324,7 +324,7 @@ def test_a_damaged_store_does_not_stop_the_daemon(short_path: Path, long_tiny_di
     with running(short_path, long_tiny_dir) as daemon:
         assert get(daemon, first["id"]).status == 404
         assert get(daemon, respond(daemon)["id"]).status == 200
-        assert "the stored responses are begun anew" in daemon.log()
+        assert "the stored responses start empty" in daemon.log()
 
 
 def test_tenants_on_socket_and_tcp(tiny_daemon: RunningDaemon) -> None:
