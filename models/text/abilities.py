@@ -1,4 +1,4 @@
-"""Abilities of a chat template, found by rendering conversations that none has seen."""
+"""Abilities of a chat template, found by rendering conversations made for that."""
 
 import json
 import re
@@ -21,41 +21,25 @@ Render = Callable[..., str]
 
 
 class Abilities(NamedTuple):
-    """Abilities of a template.
+    """Properties of a template on which the form of messages depends."""
 
-    Attributes:
-        tools: it tells the model of tools, and writes calls that mlx-lm can read.
-        call_text: a call as it writes one, with its markers; empty where it does not.
-        any_id: it takes any text as a call's id, and not only nine letters and digits.
-        arguments_as_text: it takes a call's arguments as JSON text, and keeps it as it is.
-        several_calls: it writes all calls of a message, and not the first one only.
-        content_beside_thoughts: it takes a message with thoughts, content and a call.
-        reasoning_key: the name by which it takes earlier thoughts.
-        system: it takes a system message at the beginning.
-        late_system: and in any other place, several in a row, too.
-        user_twice: it takes two messages of the user's one after the other.
-        assistant_twice: it takes two of the assistant's one after the other.
-        assistant_first: it takes a message of the assistant's before any of the user's.
-        thinking_switch: `enable_thinking` changes what it writes.
-    """
-
-    tools: bool
-    call_text: str
-    any_id: bool
-    arguments_as_text: bool
-    several_calls: bool
-    content_beside_thoughts: bool
-    reasoning_key: str
-    system: bool
-    late_system: bool
-    user_twice: bool
-    assistant_twice: bool
-    assistant_first: bool
-    thinking_switch: bool
+    tools: bool  # it describes tools, and writes calls that mlx-lm can read
+    call_text: str  # a call in its form, with markers; empty if it writes none
+    any_id: bool  # a call's id may be any text, not only nine letters and digits
+    arguments_as_text: bool  # it takes a call's arguments as JSON text, and keeps that
+    several_calls: bool  # it writes all calls of a message, not only the first
+    content_beside_thoughts: bool  # a message may have thoughts, content and a call
+    reasoning_key: str  # the key of earlier thoughts in a message
+    system: bool  # it takes a system message at the beginning
+    late_system: bool  # and at any other place, also several in a row
+    user_twice: bool  # user messages may follow each other
+    assistant_twice: bool  # assistant messages may follow each other
+    assistant_first: bool  # an assistant message may stand before all user messages
+    thinking_switch: bool  # `enable_thinking` changes the prompt
 
 
 def in_parts(render: Render) -> Render:
-    """Give a template each message's content as a list with one part."""
+    """Render each message's content as a list of one part."""
 
     def part(message: dict[str, Any]) -> dict[str, Any]:
         return message | {"content": [{"type": "text", "text": message["content"]}]}
@@ -74,14 +58,14 @@ _LONG_ID = "call_umbel_0001"
 
 
 class Probe:
-    """Renders what no template has seen, and looks for it in what comes out."""
+    """Renders words that no template has, and looks for them in the result."""
 
     def __init__(self, render: Render, form: OutputFormat) -> None:
         self._render = render
         self._form = form
 
     def abilities(self) -> Abilities:
-        """Find all that the template can do."""
+        """Find all abilities, by some twenty renderings."""
         call = self._call(as_text=True)
         as_text = bool(call)
         call = call or self._call(as_text=False)
@@ -106,7 +90,7 @@ class Probe:
         )
 
     def shows_content(self) -> bool:
-        """True if a prompt depends on a user's words, or the template refuses to write them."""
+        """True if a prompt depends on the user's words, or the template refuses them."""
         one, other = (self._text([_says("user", words)]) for words in ("umbel_a", "umbel_b"))
         return one is None or one != other
 
@@ -117,7 +101,6 @@ class Probe:
             return None
 
     def _shows(self, *roles: str) -> bool:
-        """True if the contents of messages come out, in their order."""
         contents = [f"umbel_{number}" for number in range(len(roles))]
         text = self._text(list(map(_says, roles, contents))) or ""
         places = [text.find(content) for content in contents]
@@ -128,7 +111,7 @@ class Probe:
         return _TOOL.name in text and "umbel_key" in text
 
     def _call(self, call_id: str = _CALL.id, *, as_text: bool) -> str:
-        """Render a call; return its text if mlx-lm reads that call from it, else nothing."""
+        """Return the text of a rendered call if mlx-lm reads the same call from it."""
         form = self._form.tools
         if form is None:
             return ""
@@ -144,20 +127,20 @@ class Probe:
         return form.start + body + form.end if same and read.name == _CALL.name else ""
 
     def _writes_several(self, asks: dict[str, Any]) -> bool:
-        """True if a second call of a message is written; so it is if even one is refused."""
+        """True if a message's second call is written, or if even one call is refused."""
         (one,) = asks["tool_calls"]
         other = one | {"function": one["function"] | {"name": "umbel_other_tool"}}
         text = self._text(_turn(asks | {"tool_calls": [one, other]}), tools=_TOLD)
         return text is None or _CALL.name not in text or "umbel_other_tool" in text
 
     def _takes_both(self, asks: dict[str, Any], key: str) -> bool:
-        """True if content and thoughts are not refused together, beside a call."""
+        """True unless a call with content and thoughts is refused, and one with thoughts is not."""
         thinks = asks | {key: "umbel_d"}
         both = self._text(_turn(thinks | {"content": "umbel_c"}), tools=_TOLD)
         return both is not None or self._text(_turn(thinks), tools=_TOLD) is None
 
     def _reasoning_key(self, asks: dict[str, Any]) -> str:
-        """The name for thoughts: of an answer, or of a call where those of answers are dropped."""
+        """Find the key by a text answer, or by a call if thoughts of text answers are dropped."""
         for talk in (_turn(_says("assistant", "umbel_b"))[:2], _turn(asks)):
             for key in _REASONING_KEYS:
                 thinks = talk[1] | {key: "umbel_thought"}

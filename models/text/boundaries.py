@@ -1,8 +1,8 @@
-"""Where the next turn of a conversation will agree with this one, found by rendering it.
+"""Positions up to which other prompts will agree with a conversation's, found by rendering.
 
-Templates differ: some repeat the whole history, some drop or rewrite the thinking of earlier
-turns, some end the generation prompt with tokens that a later turn never shows. So nothing is
-counted back from the end; what other renderings have in common with the prompt is compared.
+Templates differ: some repeat the whole history, some drop or rewrite earlier thoughts, some end the
+generation prompt with tokens that later turns lack. So boundaries are not counted from the end:
+they are the common prefixes of the prompt and of other renderings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,13 @@ Encode = Callable[..., Sequence[int]]
 
 
 class Boundaries(NamedTuple):
-    """Offsets in a prompt, in tokens.
+    """Offsets in a prompt, in tokens; lists are ascending.
 
     Attributes:
-        system: the end of what other conversations share, tools included, or None.
-        messages: ends of messages that a next turn keeps, ascending.
-        hints: where the client says that other requests part, ascending; none that the next turn
-            goes on from, nor `system`.
+        system: end of the part that other conversations share, tools included, or None.
+        messages: ends of messages that a next turn keeps.
+        hints: ends of the parts that the client expects others to share; without `system` and
+            positions of the next turn.
     """
 
     system: int | None
@@ -38,9 +38,9 @@ class Boundaries(NamedTuple):
 
 
 def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> Boundaries:
-    """Find the boundaries of a conversation whose prompt was rendered with the generation prompt.
+    """Find the boundaries of a conversation whose prompt ends with the generation prompt.
 
-    Offsets are greater than 0. What a template refuses to render gives no boundary.
+    Offsets are greater than 0. A rendering that the template refuses gives no boundary.
     """
     messages = conversation.messages
     turn = {_common(encode, other, prompt) for other in _next_turns(conversation)}
@@ -65,9 +65,9 @@ def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> B
 
 
 def _next_turns(conversation: Conversation) -> list[Conversation]:
-    """The conversation after an answer in words and, with tools, after a call and its result.
+    """Append a text answer and, with tools, a call and its result.
 
-    Templates drop the thoughts of a turn that is over, and keep them where a result follows.
+    Templates drop thoughts of a finished turn, and keep them before a result.
     """
     question = Message(role="user", content="2")
     turns = [[Message(role="assistant", content="1"), question]]
@@ -83,7 +83,7 @@ def _leading(messages: Sequence[Message]) -> int:
 
 
 def _is_known(conversation: Conversation, hint: CacheHint) -> bool:
-    """True if a hint stands at the end of the prompt, or at that of what all prompts share."""
+    """True if a hint stands at the end of the prompt, or of the part that all prompts share."""
     messages, leading = conversation.messages, _leading(conversation.messages)
     if hint.message is None:
         return leading == 0 and hint.end >= len(conversation.tools)
@@ -103,7 +103,7 @@ def _hint(
     hint: CacheHint,
     ends: Mapping[int, int],
 ) -> int:
-    """Where others part that agree with a conversation up to a hint, by one rendering at most."""
+    """Find a hint's offset, by one rendering at most."""
     known = None if hint.message is None else ends.get(hint.message)
     if known is not None and not _is_inside(conversation, hint):
         return known
@@ -130,7 +130,7 @@ def _parting(conversation: Conversation, hint: CacheHint) -> Conversation:
 
 
 def _parting_tools(conversation: Conversation, count: int) -> Conversation:
-    """The first tools only; or all of them, and another system prompt."""
+    """Keep the first tools only, or all of them with another system prompt."""
     leading = conversation.messages[: _leading(conversation.messages)]
     if count >= len(conversation.tools) and leading:
         leading = [Message(role="system", content=_unlike(leading[0].content))]
@@ -140,7 +140,7 @@ def _parting_tools(conversation: Conversation, count: int) -> Conversation:
 
 
 def _unlike(text: str) -> str:
-    """A text that has not even its first character in common with another."""
+    """Return a text that differs from another in its first character."""
     return "2" if text.lstrip().startswith("1") else "1"
 
 
@@ -155,7 +155,7 @@ def _common(
     *,
     generation_prompt: bool = True,
 ) -> int:
-    """Tokens that another rendering has in common with the prompt, from the first on."""
+    """Count the tokens that another rendering shares with the prompt, from the first on."""
     try:
         other = encode(conversation, generation_prompt=generation_prompt)
     except TemplateError:

@@ -1,4 +1,4 @@
-"""Reads what stands between a call's markers: the model's own form, or JSON."""
+"""The text between a call's markers: the model's own form, or JSON."""
 
 import ast
 import json
@@ -23,13 +23,13 @@ _WORD = re.compile(r'"(?:[^"\\]|\\.)*+"|NaN|Infinity')
 class _Quirks(NamedTuple):
     """Checks before one of mlx-lm's parsers reads a text.
 
-    The parsers pass over a call that they cannot read, or an argument, in silence. And where tags
-    are not closed, their patterns take time quadratic in the text: seconds for 16 KB.
+    The parsers silently skip a call or an argument that they cannot read, and their patterns take
+    quadratic time if tags are not closed: seconds for 16 KB.
 
     Attributes:
-        unit: with what each call between the markers begins, for a parser that passes over some.
-        tags: what begins and ends each call and each argument; they must alternate.
-        opening: what the parser may read all of the text for, each time that it stands in it.
+        unit: beginning of each call between the markers, for a parser that skips calls.
+        tags: beginnings and ends of calls and arguments; they must alternate.
+        opening: a text at each of which the parser may read all of the text.
     """
 
     unit: str = ""
@@ -62,11 +62,7 @@ _GUESSES = "glm47"  # its parser may make a call without arguments of what is no
 
 
 class Call(NamedTuple):
-    """One call. Its name is not empty; some forms have ids.
-
-    Attributes:
-        arguments: the JSON text of an object, as the model wrote it where it wrote JSON.
-    """
+    """A call; its name is not empty. `arguments` is a JSON object as the model wrote it."""
 
     name: str
     arguments: str
@@ -80,12 +76,11 @@ class MalformedCallError(ValueError):
 def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> Sequence[Call]:
     """Read the calls in the text between two markers.
 
-    JSON is understood whatever the model's own form is. A call of an unknown tool is a call like
-    any other: agents answer it, and the model corrects itself. Forms without types of their own
-    take those of the tools' schemas.
+    JSON is read whatever the model's own form is. A call of an unknown tool is a call too: agents
+    answer it, and the model corrects itself. Forms without types use the tools' schemas.
 
     Raises:
-        MalformedCallError: it holds no call, or something that is not one besides.
+        MalformedCallError: it holds no call, or other text besides.
     """
     try:
         if form.called:
@@ -117,7 +112,7 @@ def _own_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
 
 
 def _check_shape(body: str, form: ToolFormat, quirks: _Quirks) -> None:
-    """Refuse what mlx-lm's parser would need long for, or would read half of."""
+    """Refuse a text that mlx-lm's parser would read slowly, or read half of."""
     for opening, closing in quirks.tags:
         tags = re.findall(f"{re.escape(opening)}|{re.escape(closing)}", body)
         if tags != [opening, closing] * (len(tags) // 2):
@@ -145,7 +140,7 @@ def _own_call(parsed: Any) -> Call:
 
 
 def _is_guess(call: Call, form: ToolFormat) -> bool:
-    """True if a parser may have made a call of plain words."""
+    """True if the parser may have made the call from plain words."""
     if _NAME.fullmatch(call.name) is None:
         return True
     return form.name == _GUESSES and (
@@ -154,7 +149,7 @@ def _is_guess(call: Call, form: ToolFormat) -> bool:
 
 
 def _passed_over(body: str, calls: int) -> bool:
-    """True if there is more in a list of Python calls than calls with named arguments."""
+    """True if a list of Python calls has more than calls with named arguments."""
     try:
         tree = ast.parse(body.strip(), mode="eval").body
     except (SyntaxError, ValueError):  # mlx-lm has searched it for what looks like a call
@@ -190,7 +185,6 @@ _LENIENT = json.JSONDecoder(strict=False, parse_constant=_refuse)
 
 
 def _strict(text: str | Raw, kind: Any = Raw) -> Any:
-    """Read a text as strict JSON, where it is that; else None."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -198,7 +192,7 @@ def _strict(text: str | Raw, kind: Any = Raw) -> Any:
 
 
 def _json_calls(body: str) -> list[Call]:
-    """Read one object or a list of them; nothing where the text is no JSON."""
+    """Read an object or a list of objects; nothing if the text is no JSON."""
     text = body.strip()
     try:
         value = _LENIENT.decode(text)
@@ -214,7 +208,7 @@ def _json_calls(body: str) -> list[Call]:
 
 
 def _as_call(value: Any) -> dict[str, Any]:
-    """Bring the spellings of a call together: Llama's `parameters`, arguments in a string."""
+    """Unify the spellings of a call: Llama's `parameters`, arguments in a string."""
     if not isinstance(value, dict):
         raise MalformedCallError("a call that is no object")
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
@@ -224,7 +218,7 @@ def _as_call(value: Any) -> dict[str, Any]:
 
 
 def _spelled(parsed: dict[str, Any], text: str | Raw) -> Call:
-    """Make a call, with its arguments as the model wrote them where that is strict JSON."""
+    """Make a call that keeps the model's own spelling if that is strict JSON."""
     call, members = _own_call(parsed), _strict(text, dict[str, Raw]) or {}
     own = next((bytes(members[key]).decode() for key in _ARGUMENTS if key in members), "")
     if own.startswith('"'):

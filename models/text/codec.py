@@ -1,9 +1,9 @@
-"""Text to tokens and back, and the chat template that writes a prompt's text."""
+"""Text to tokens and back, and a prompt's text by the chat template."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -11,25 +11,13 @@ from ..errors import ModelLoadError, TemplateError, TemplateTimeoutError
 from ..load.time_limit import TEMPLATE_LIMIT, within
 from .control import ControlText
 from .conversation import Conversation
-from .formats import OutputFormat, Wrapper, read_format
+from .formats import OutputFormat, read_format
 from .harmony import ENDS, is_harmony
 from .template import ChatTemplate
 from .token_bytes import Detokenizer, TokenBytes, without_blank
 
 Message = Mapping[str, Any]
-"""One chat message as the template sees it: `role`, `content` and what the role adds."""
-
-
-class Tokenizer(Wrapper, Protocol):
-    """The part of mlx-lm's `TokenizerWrapper` that is used here."""
-
-    eos_token_ids: set[int]
-    has_chat_template: bool
-    backend_tokenizer: Any
-
-    def apply_chat_template(self, messages: Sequence[Message], **kwargs: Any) -> str:
-        """Render messages with the model's template."""
-        ...
+"""A chat message as templates take it: `role`, `content` and the role's own entries."""
 
 
 class TokenText(NamedTuple):
@@ -37,8 +25,7 @@ class TokenText(NamedTuple):
 
     Attributes:
         text: with U+FFFD for bytes that are no UTF-8 on their own; a special token's name.
-        data: its bytes, not always whole characters; None for unknown tokens and special ones
-            that are not made visible, which write nothing.
+        data: its bytes, not always whole characters; None for unknown and invisible special tokens.
     """
 
     text: str
@@ -46,42 +33,41 @@ class TokenText(NamedTuple):
 
 
 class TextCodec:
-    """One model's text side. Safe to call from several threads at once.
+    """A model's tokenizer and chat template. Safe to call from several threads at once.
 
-    Encoding goes to the Rust tokenizer under the wrapper: transformers' own `encode`
-    changes padding and truncation settings as it goes and is not thread-safe.
+    Encoding uses the Rust tokenizer: transformers' own `encode` changes settings of padding and
+    truncation, and is not thread-safe.
 
     Args:
-        tokenizer: mlx-lm's wrapper of the model's.
-        rows: tokens that the model has an embedding of; None for all of the tokenizer's.
+        tokenizer: mlx-lm's `TokenizerWrapper` of the model's tokenizer.
+        rows: tokens that the model has an embedding of; None for all.
 
     Attributes:
         vocab_size: tokens that the tokenizer has.
-        embedded: tokens that a prompt may have: 0 to this number.
+        embedded: tokens from 0 to this number may be in a prompt.
 
     Raises:
         ModelLoadError: the tokenizer has no fast (Rust) form.
     """
 
-    def __init__(self, tokenizer: Tokenizer, rows: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, rows: int | None = None) -> None:
         self._wrapper = tokenizer
         try:
             self._fast = tokenizer.backend_tokenizer
         except AttributeError as error:
             raise ModelLoadError("the model's tokenizer has no tokenizer.json form") from error
-        # tokenizer.json may carry the limits of the training script: they would silently
-        # shorten prompts.
+        # tokenizer.json may hold limits of a training script, which would cut prompts.
         self._fast.no_truncation()
         self._fast.no_padding()
         self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids) | self._answer_ends()
-        # Not their number: a vocabulary may have holes.
         self.longest_token: int = max(map(len, self._fast.get_vocab()))
+        # A vocabulary may have holes: its size is no count.
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
         self.embedded: int = min(self.vocab_size, rows or self.vocab_size)
         self._token_bytes = TokenBytes(self._fast)
 
     def _answer_ends(self) -> frozenset[int]:
-        """Tokens that end an answer of harmony's, which not every model's settings name."""
+        """Ends of a harmony answer, which some models' settings leave out."""
         if not is_harmony(self._wrapper.chat_template):
             return frozenset()
         tokens = map(self._fast.token_to_id, ENDS[1:])
@@ -89,9 +75,8 @@ class TextCodec:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The model's way of writing conversations and answers."""
-        form = self._form
-        return ChatTemplate(self.render_chat, form, self.control)
+        """The model's form of conversations and answers."""
+        return ChatTemplate(self.render_chat, self._form, self.control)
 
     @cached_property
     def _form(self) -> OutputFormat:
@@ -99,7 +84,7 @@ class TextCodec:
 
     @cached_property
     def control(self) -> ControlText:
-        """Names of special tokens, and of added ones that the template or the format writes."""
+        """Names of special tokens, and of added tokens in the template or the format."""
         source, markers = self._template_source(), self._form.markers
         added = [
             token
@@ -115,7 +100,7 @@ class TextCodec:
         return ControlText((token.content for token in added), normalize)
 
     def _template_source(self) -> str | None:
-        """The template's text; None for one that is a program of mlx-lm's."""
+        """Return the template's text; None if it is a program of mlx-lm's."""
         match self._wrapper.chat_template:
             case str() as source:
                 return source
@@ -125,7 +110,7 @@ class TextCodec:
 
     @cached_property
     def markup_tokens(self) -> frozenset[int]:
-        """Special tokens that belong to markup: an `OutputParser` must see their text."""
+        """Special tokens of markup: an `OutputParser` must see their text."""
         form, call_text = self.template.form, self.template.abilities.call_text
         markers = {t for m in form.markers for t in self.encode(m, special_tokens=False)}
         inside = set(self.encode(call_text, special_tokens=False)) - self.eos_ids
@@ -139,17 +124,17 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> frozenset[str]:
-        """Texts that the tokenizer never cuts, special tokens' names among them."""
+        """Texts that the tokenizer never cuts, including special tokens' names."""
         return frozenset(t.content for t in self._fast.get_added_tokens_decoder().values())
 
     def to_json(self, *, without_prefix: bool = False) -> str:
-        """Write the tokenizer as tokenizer.json has it, or so that no blank precedes a text."""
+        """Write the tokenizer as tokenizer.json; `without_prefix`, no blank precedes a text."""
         text: str = self._fast.to_str()  # megabytes, which are parsed only where they must be
         return without_blank(text) if without_prefix and not self.encodes_apart else text
 
     @property
     def has_chat_template(self) -> bool:
-        """True if the model can be talked to in messages."""
+        """True if the model has a chat template."""
         return bool(self._wrapper.has_chat_template)
 
     def render_chat(
@@ -164,13 +149,13 @@ class TextCodec:
 
         Args:
             messages: the conversation.
-            tools: as OpenAI's chat completions write them, for a template that knows tools.
-            generation_prompt: the beginning of an answer follows.
-            options: what else the template takes, as `enable_thinking`.
+            tools: in OpenAI's form, for a template that knows tools.
+            generation_prompt: append the beginning of an answer.
+            options: further variables of the template.
 
         Raises:
             TemplateError: the model has no template, or its template refuses the messages.
-            TemplateTimeoutError: the template takes too long for them.
+            TemplateTimeoutError: the rendering exceeds the time limit.
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
@@ -190,10 +175,8 @@ class TextCodec:
                 "messages"
             ) from error
         except OSError:
-            raise  # no descriptor was free to read a file with: nothing the messages can help
-        except Exception as error:
-            # A template is a program of the model's: what it raises on odd messages is its
-            # own choice, and none of it may end more than this request.
+            raise  # no file descriptor was free: a fault of the machine, not of the messages
+        except Exception as error:  # a template is a program: it may raise anything
             reason = self.control.plain(str(error))
             message = f"the model's chat template refuses these messages: {reason}"
             raise TemplateError(message) from error
@@ -203,17 +186,16 @@ class TextCodec:
     ) -> list[int]:
         """Render a conversation and encode the result; raise as `ChatTemplate.render` does.
 
-        The template writes its own special tokens, so none are added.
+        The template writes its own special tokens, so that none are added.
         """
         text = self.template.render(conversation, generation_prompt=generation_prompt)
         return self.encode(text, special_tokens=False)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Encode text, with the model's own prefix (`<s>` and the like) if it has one.
+        """Encode text, with the model's own prefix (such as `<s>`) if it has one.
 
-        As a batch of one: the tokenizer holds Python's lock while it encodes a single text, and
-        other threads run only beside a batch. Names that a request says in a rendered
-        conversation are encoded as other text is.
+        The text is encoded as a batch of one: only batches release Python's lock. Broken names of
+        control tokens are encoded as text.
         """
         if self.control.is_marked(text):
             return self.encode_pieces([text])[0]
@@ -240,18 +222,18 @@ class TextCodec:
     def encodes_apart(self) -> bool:
         """True if a text's tokens write that text wherever they stand.
 
-        Not where the tokenizer writes a blank before each text that it is given.
+        False if the tokenizer writes a blank before each text.
         """
         tokens = self.encode("x", special_tokens=False)
         return b"".join(self._token_bytes.read(t, first=False) or b"" for t in tokens) == b"x"
 
     @property
     def special_tokens(self) -> frozenset[int]:
-        """Tokens that write nothing unless they are made visible."""
+        """Tokens that write nothing unless they are visible."""
         return self._token_bytes.special
 
     def beyond_embedding(self, tokens: Sequence[int]) -> str | None:
-        """Name a token that the model has no embedding of, if a prompt has one."""
+        """Name a token of a prompt that the model has no embedding of, if there is one."""
         if self.embedded == self.vocab_size or max(tokens, default=0) < self.embedded:
             return None
         return str(self._fast.id_to_token(max(tokens)))
@@ -259,7 +241,7 @@ class TextCodec:
     def read_token(
         self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
     ) -> TokenText:
-        """Read what `token` adds to a text it does or does not begin; see `TokenBytes.read`."""
+        """Read the text that `token` adds; see `TokenBytes.read`."""
         data = self._token_bytes.read(token, first=first, visible=visible)
         if data is None:
             return TokenText(self._fast.id_to_token(token) or "", None)
@@ -268,8 +250,8 @@ class TextCodec:
     def detokenizer(
         self, visible: frozenset[int] = frozenset(), *, continues: bool = False
     ) -> Detokenizer:
-        """Start the incremental decoding of one answer, or of one that continues a text.
+        """Start to decode an answer, or one that `continues` a text.
 
-        Special tokens that are visible write their names.
+        Visible special tokens write their names.
         """
         return Detokenizer(self._token_bytes, visible, continues=continues)

@@ -1,11 +1,10 @@
-"""Request text never becomes control tokens.
+"""Text of a request never becomes control tokens.
 
-A template writes `<|im_start|>` and the like around what a request says, and the tokenizer reads
-such names wherever they stand. So every name in request text is broken by a mark before the
-template renders it. Pieces of the rendered text between marks are encoded apart: no piece has
-the whole name, and none of them becomes its token. The mark is drawn at random, is removed with
-the encoding, and has letters and digits only: it survives `tojson`, `strip` and escaping. A
-client that knew it could only break its own text.
+A template writes `<|im_start|>` and the like around a request's text, and the tokenizer reads such
+names wherever they stand. So each name in a request's text is broken by a mark before the template
+renders it, and the pieces between marks are encoded one by one: no piece holds a whole name. The
+mark is drawn at random and has letters and digits only, so that it survives `tojson`, `strip` and
+escaping; a client that knew it could only break its own text.
 
 Text without names has no marks, and its tokens are the tokenizer's.
 """
@@ -29,11 +28,11 @@ _SAID: Mapping[type, Sequence[str]] = {
 
 
 class ControlText:
-    """The names of a model's control tokens. Immutable, so safe from any thread.
+    """Names of a model's control tokens. Immutable, so safe from any thread.
 
     Args:
-        names: texts that the tokenizer reads as control tokens; single characters and blanks
-            are left out, as they cannot be broken.
+        names: texts that the tokenizer reads as control tokens. Single characters and blanks are
+            ignored: they cannot be broken.
         normalize: the tokenizer's, if it reads names in normalised text too.
     """
 
@@ -55,7 +54,7 @@ class ControlText:
         self._mark = f"umbel{secrets.token_hex(8)}"
 
     def conversation(self, conversation: Conversation) -> Conversation:
-        """Break the names in all that a request says."""
+        """Break the names in all text of a request."""
         options = {key: self.value(value) for key, value in conversation.options.items()}
         return msgspec.structs.replace(
             conversation,
@@ -65,7 +64,7 @@ class ControlText:
         )
 
     def value(self, value: Any) -> Any:
-        """Break the names in all strings of a JSON value, its keys included, or of a message's."""
+        """Break the names in all strings of a JSON value or a message, keys included."""
         match value:
             case str():
                 return self._text(value)
@@ -79,7 +78,7 @@ class ControlText:
         return value
 
     def is_marked(self, text: str) -> bool:
-        """True if names in a text are broken."""
+        """True if a text has broken names."""
         return self._mark in text
 
     def plain(self, text: str) -> str:
@@ -89,7 +88,7 @@ class ControlText:
     def pieces(self, text: str) -> list[str]:
         """Cut a rendered text so that no name of a request is whole, and remove the marks.
 
-        A mark at the edge of a request's string cuts only if a name has come about there.
+        A mark at the edge of a request's string cuts only if a name would arise there.
         """
         parts = text.split(self._mark)
         if len(parts) == 1:
@@ -125,7 +124,7 @@ class ControlText:
         return self._mark.join(text[a:b] for a, b in pairwise(cuts))
 
     def _folded(self, text: str) -> str:
-        """A text as its normaliser writes it, if that has names which the text has not."""
+        """Normalise a text if that brings names into it."""
         if self._normalize is None:
             return text
         folded = self._normalize(text)

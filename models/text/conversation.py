@@ -1,6 +1,6 @@
-"""A conversation as every protocol's requests become one, and what its answer must match.
+"""A conversation, in the form to which each protocol's requests are converted.
 
-Plain data: chat templates render the one, and grammars are compiled from the other.
+Plain data: chat templates render a conversation; grammars are compiled from a constraint.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -14,9 +14,9 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may ask to be called.
 
     Attributes:
-        parameters: a JSON schema of its arguments, an object.
-        strict: its arguments must match the schema, whatever the model would write.
-        place: where the client sent the schema; faults in it are named after that.
+        parameters: JSON schema of its arguments, an object.
+        strict: the arguments must match the schema.
+        place: path of the schema in the request; errors in the schema name it.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of an earlier answer, as the client sends it back; its arguments are JSON text."""
+    """A call of an earlier answer, as the client sends it back; `arguments` is JSON text."""
 
     id: str
     name: str
@@ -38,10 +38,8 @@ class Message(msgspec.Struct, kw_only=True):
     """One message.
 
     Attributes:
-        reasoning: what an assistant thought before it, if the client sends that back.
-        tool_calls: what an assistant asked for.
-        tool_call_id: whose result a tool's message is.
-        name: of the tool whose result this is, if it is known.
+        reasoning: an assistant's thoughts before it, if the client sends them back.
+        tool_call_id: of a tool's message, the call that it answers; `name` is that call's tool.
     """
 
     role: Role
@@ -53,10 +51,10 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tools an answer may, or must, ask for.
+    """The tools that an answer may or must call.
 
     Attributes:
-        mode: `none`: text only. `auto`: as the model likes. `required`: at least one call.
+        mode: `none`: text only. `auto`: the model decides. `required`: at least one call.
         name: the one tool that must be called; only with `required`.
         parallel: an answer may have several calls.
     """
@@ -72,12 +70,12 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheHint(msgspec.Struct, frozen=True):
-    """Where, says the client, ends what other requests will have too. It changes no prompt.
+    """End of the part that the client expects other requests to share. It changes no prompt.
 
     Attributes:
-        message: the index of the message that it stands in; None where it stands among the tools.
-        end: the characters of that message's content, or the tools, that are before it. At the
-            end of the content it stands behind the whole message, calls included.
+        message: index of the message in which it stands; None if it stands among the tools.
+        end: characters of that message's content, or tools, before it. A hint at the end of the
+            content stands after the whole message, calls included.
     """
 
     message: int | None
@@ -85,11 +83,11 @@ class CacheHint(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """Input of a chat template: at least one message, and the tools.
+    """Input of a chat template: one or more messages, and the tools.
 
     Attributes:
-        options: what else the template takes, as `enable_thinking` or `reasoning_effort`.
-        hints: in the order of the body.
+        options: further variables of the template, such as `enable_thinking`.
+        hints: in the order of the request's body.
     """
 
     messages: list[Message]
@@ -99,7 +97,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     hints: list[CacheHint] = []
 
 
-# -- what an answer must match --------------------------------------------------------------
+# -- constraints on an answer --------------------------------------------------------------
 
 
 class JSONObject(msgspec.Struct, frozen=True):
@@ -107,23 +105,19 @@ class JSONObject(msgspec.Struct, frozen=True):
 
 
 class JSONSchema(msgspec.Struct, frozen=True):
-    """A JSON text that a schema describes."""
+    """A JSON text that matches a schema."""
 
     schema: dict[str, Any] | bool
 
 
 class Regex(msgspec.Struct, frozen=True):
-    """A text that a regular expression matches from its first character to its last.
-
-    Attributes:
-        pattern: in the syntax of Rust's `regex` crate: no look-around, no back-references.
-    """
+    """A text that a pattern of Rust's `regex` crate matches as a whole."""
 
     pattern: str
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One of some texts."""
+    """One of several texts."""
 
     options: list[str]
 
@@ -132,18 +126,18 @@ Constraint = JSONObject | JSONSchema | Regex | Choice
 
 
 class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of tools, written as the output's parser reads them.
+    """Calls of tools, written so that `output.OutputParser` reads them.
 
     Attributes:
-        tools: those that may be called.
-        form: how calls are written: one of `grammar.calls.FORMS`.
-        forced: the answer is a call, or several, and each one's arguments match its tool's
-            schema. Else it is text in which calls may stand, and what begins like a call is one:
-            the arguments of `strict` tools match, those of others are any object.
-        parallel: there may be several.
-        content: what the answer must match where it is no call; only if calls are not forced.
-        starts: markers at which a call is read, of other forms too: thoughts have none of them,
-            and text none but that of `form`.
+        tools: the tools that may be called.
+        form: of the calls: one of `grammar.calls.FORMS`.
+        forced: the answer consists of calls whose arguments match their tools' schemas. Otherwise
+            it is text with calls in it; the arguments of `strict` tools match their schemas, and
+            those of other tools are any object.
+        parallel: an answer may have several calls.
+        content: constraint on an answer without calls; only if calls are not forced.
+        starts: markers, of any form, at which a call is read: thoughts have none of them, and text
+            has only the marker of `form`.
     """
 
     tools: list[Tool]
@@ -155,10 +149,10 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reasoning(NamedTuple):
-    """How a model marks what it thinks before it answers, which is not constrained.
+    """Markers of a model's thoughts, which are not constrained.
 
     Attributes:
-        opened: the prompt ends inside the thinking already; else it may be left out.
+        opened: the prompt ends inside the thoughts; otherwise an answer may have none.
     """
 
     start: str

@@ -1,4 +1,4 @@
-"""Parts of an answer in their order, in any model's form; readers of plain text and stops."""
+"""Parts of an answer in their order, in any model's form; plain text and stop sequences."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ class TextDelta(NamedTuple):
 
     Attributes:
         text: never empty.
-        start: the character of all that the model wrote, markup included, at which it begins.
+        start: index of its first character in all that the model wrote, markup included.
     """
 
     text: str
@@ -19,13 +19,13 @@ class TextDelta(NamedTuple):
 
 
 class ReasoningDelta(NamedTuple):
-    """More of what the model thinks before it answers. Never empty."""
+    """More of the model's thoughts. Never empty."""
 
     text: str
 
 
 class ToolCallStart(NamedTuple):
-    """A call begins: the answer's first has the number 0. Some forms of calls have ids."""
+    """A call begins; calls count from 0. Some forms have ids."""
 
     call: int
     name: str
@@ -33,7 +33,7 @@ class ToolCallStart(NamedTuple):
 
 
 class ToolCallDelta(NamedTuple):
-    """More of a call's arguments: a fragment of a JSON text. Never empty."""
+    """More of a call's arguments, a fragment of JSON text. Never empty."""
 
     call: int
     arguments: str
@@ -49,7 +49,7 @@ OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolC
 
 
 class PlainParser:
-    """Passes all text on as content; what text completions are read with."""
+    """Passes all text on as content, for text completions."""
 
     in_reasoning = False
     done = False
@@ -58,19 +58,19 @@ class PlainParser:
         self._passed = 0
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Take more text; return it."""
+        """Return the text as an event."""
         if not text:
             return []
         start, self._passed = self._passed, self._passed + len(text)
         return [TextDelta(text, start)]
 
     def flush(self) -> list[OutputEvent]:
-        """Nothing is ever held back."""
+        """Return nothing: no text is held back."""
         return []
 
 
 class StopScanner:
-    """Passes text on until a stop sequence appears, and holds back what might become one.
+    """Passes text on up to a stop sequence, and holds text back that may begin one.
 
     Args:
         stops: none of them empty.
@@ -85,7 +85,7 @@ class StopScanner:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Take the next piece; return what is certain not to belong to a stop sequence."""
+        """Take more text; return the part that belongs to no stop sequence."""
         if self.matched is not None or not text:
             return ""
         text = self._held + text
@@ -97,6 +97,6 @@ class StopScanner:
         return text[:end]
 
     def flush(self) -> str:
-        """End of text: return what was held back after all."""
+        """End the text: return the text that was held back."""
         held, self._held = self._held, ""
         return held

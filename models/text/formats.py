@@ -1,15 +1,14 @@
-"""How a model marks what it thinks and what it calls, as its tokenizer's wrapper says.
+"""A model's markers of thoughts and calls, as mlx-lm knows them.
 
-The markers and the parsers are mlx-lm's, which chose them by the model's template, but for those
-of `harmony`. Besides them every model may write a call in the generic form, which `tools`
-describes.
+mlx-lm chooses markers and parsers by the model's template; `harmony` adds those of gpt-oss. Besides
+its own form, each model may write calls in the generic form, which `tools` describes.
 """
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from . import harmony
 
@@ -21,10 +20,10 @@ ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 
 
 class Edges:
-    """Markers, and the states of an answer to which they lead.
+    """Markers that end a state of an answer, and the states that follow.
 
-    The marker that is complete first wins, and of two that are complete at the same character
-    the longer one: what is found does not depend on how the text was cut.
+    The marker that is complete first wins; of two that are complete at once, the longer one. So
+    the result does not depend on how the text was cut.
     """
 
     def __init__(self, targets: Mapping[str, str]) -> None:
@@ -35,7 +34,7 @@ class Edges:
         self._openings = frozenset(m[:n] for m in targets for n in range(1, len(m)))
 
     def search(self, text: str, start: int, end: int) -> tuple[int, str] | None:
-        """Find the first marker in `text[start:end]`: where it begins, and which it is."""
+        """Find the first marker in `text[start:end]`: its index, and the marker."""
         if self._pattern is None or (match := self._pattern.search(text, start, end)) is None:
             return None
         begin, marker = match.start(), match.group()
@@ -52,11 +51,7 @@ class Edges:
 
 
 class ReasoningFormat(NamedTuple):
-    """Markers before and after a model's thoughts.
-
-    Attributes:
-        then: follows the end and is no part of the answer.
-    """
+    """Markers around a model's thoughts; `then` follows the end, and is no part of the answer."""
 
     start: str
     end: str
@@ -64,13 +59,13 @@ class ReasoningFormat(NamedTuple):
 
 
 class ToolFormat(NamedTuple):
-    """Markers before and after a call.
+    """Markers around a call.
 
     Attributes:
         start: never empty.
-        end: empty where only the answer's end ends a call.
-        parse: the model's own form; None where there is but the generic one.
-        called: the tool's name where the start has said it; the call's arguments follow.
+        end: empty if only the answer's end ends a call.
+        parse: of the model's own form; None for the generic form.
+        called: the tool's name, if the start has it; then the arguments follow.
     """
 
     start: str
@@ -80,47 +75,31 @@ class ToolFormat(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The form's name in mlx-lm; `generic` for our own."""
+        """The form's name in mlx-lm, or `generic`."""
         if self.parse is None:
             return "generic"
         return str(getattr(self.parse, "__module__", "")).rpartition(".")[2]
 
     @property
     def only_json(self) -> bool:
-        """True if what stands between the markers is JSON or no call at all."""
+        """True if only JSON can be a call of this form."""
         return self.name in ("generic", "json_tools", "harmony")
 
 
 GENERIC = ToolFormat("<tool_call>", "</tool_call>")
 
 
-class Wrapper(Protocol):
-    """The part of mlx-lm's `TokenizerWrapper` that knows a model's markers."""
-
-    has_thinking: bool
-    think_start: str | None
-    think_end: str | None
-    has_tool_calling: bool
-    tool_call_start: str | None
-    tool_call_end: str | None
-    tool_parser: ToolParser | None
-    structural_markers: Sequence[str]
-    response_transitions: Mapping[str, Sequence[tuple[str, str]]]
-    response_initial_state: str | None
-    chat_template: Any  # a text, or several by name
-
-
 @dataclass(frozen=True)
 class OutputFormat:
-    """All of a model's markers. Immutable, so safe from any thread.
+    """All markers of a model. Immutable, so safe from any thread.
 
     Attributes:
-        reasoning: what surrounds its thoughts; None for a model that does not think.
-        tools: its own form of calls; None where mlx-lm knows none.
+        reasoning: None for a model that does not think.
+        tools: its own form of calls; None if mlx-lm knows none.
         structural: markup without a meaning.
-        transitions: by state, the markers that end it, and to which they lead.
-        initial: the state in which an answer begins, thinking aside.
-        headed: the state `HEADER` is one of harmony's, whose headers are read as a whole.
+        transitions: by state, the markers that end it, and the states that follow.
+        initial: state in which an answer begins, if it does not begin with thoughts.
+        headed: the state `HEADER` is harmony's, whose headers are read as a whole.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -135,27 +114,27 @@ class OutputFormat:
         return {calls: self._compile(calls=calls) for calls in (False, True)}
 
     def edges(self, state: str, *, calls: bool) -> Edges:
-        """Say what ends a state, where calls are looked for and where they are plain text."""
+        """Return the markers that end a state; without `calls`, calls are plain text."""
         return self._edges[calls].get(state, NO_EDGES)
 
     def tool_format(self, marker: str) -> ToolFormat:
-        """Say which form of call a marker begins."""
+        """Return the form of call that a marker begins."""
         return self.tools if self.tools is not None and marker == self.tools.start else GENERIC
 
     @property
     def call_starts(self) -> frozenset[str]:
-        """The markers that begin a call: the model's own and the generic form's."""
+        """Markers that begin a call, of the model's own form and the generic one."""
         own = () if self.tools is None or self.headed else (self.tools.start,)
         return frozenset((*own, GENERIC.start))
 
     @property
     def barred(self) -> frozenset[str]:
-        """Texts that free text must not have where each call has to be one of a grammar's."""
+        """Texts that free text must not have if a grammar holds the calls."""
         return self.call_starts | frozenset(harmony.TOKENS if self.headed else ())
 
     @property
     def content_start(self) -> str:
-        """Markup that stands before content."""
+        """Markup before content."""
         if self.headed:
             return harmony.FINAL
         if self.initial == NORMAL:
@@ -202,7 +181,7 @@ HARMONY = OutputFormat(
 
 
 def _paired_thoughts(names: Collection[str], source: str) -> ReasoningFormat | None:
-    """Marks of thoughts that mlx-lm does not list, as `[THINK]` and `<seed:think>`."""
+    """Find markers of thoughts that mlx-lm does not list, as `[THINK]`."""
     for where in (" ".join(sorted(names)), source):
         for found in _THINKS.finditer(where):
             if (end := f"{found[1]}/{found[2]}") in where:
@@ -210,12 +189,12 @@ def _paired_thoughts(names: Collection[str], source: str) -> ReasoningFormat | N
     return None
 
 
-def read_format(wrapper: Wrapper, names: Collection[str] = (), source: str = "") -> OutputFormat:
-    """Ask mlx-lm's wrapper for a model's markers.
+def read_format(wrapper: Any, names: Collection[str] = (), source: str = "") -> OutputFormat:
+    """Read a model's markers.
 
     Args:
-        wrapper: of the model's tokenizer.
-        names: its added tokens; those that come in a pair may surround thoughts.
+        wrapper: mlx-lm's `TokenizerWrapper` of the model's tokenizer.
+        names: added tokens; a pair of them may surround thoughts.
         source: the chat template's text, likewise.
     """
     if not wrapper.has_tool_calling and harmony.is_harmony(wrapper.chat_template):

@@ -1,13 +1,12 @@
-"""Harmony, gpt-oss's way of writing answers: messages, each with a header that says what it is.
+"""Harmony, gpt-oss's form of answers: messages with headers.
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
 
-The channel `analysis` holds thoughts, `final` and `commentary` hold content. A message to a
-recipient, as in `to=functions.NAME`, is a call, and holds its arguments as JSON; the recipient
-stands before the channel or behind it. The prompt ends with the first message's role.
+The channel `analysis` holds thoughts; `final` and `commentary` hold content. A message to a
+recipient (`to=functions.NAME`, before the channel or after it) is a call and holds its arguments as
+JSON. The prompt ends with the first message's role.
 
-mlx-lm has neither markers nor a parser for it; its template's own markers tell that a model writes
-it.
+mlx-lm has no markers and no parser for it; the markers in a template tell that a model writes it.
 """
 
 import json
@@ -44,12 +43,12 @@ _HEADER = re.compile(  # its words, with one blank behind each
 
 
 class Header(NamedTuple):
-    """The part before a message's text.
+    """Header of a message.
 
     Attributes:
-        end: where it ends; where it would begin if there is none.
+        end: index of its end; of its beginning if there is no header.
         thinks: a thought follows.
-        called: the tool whose arguments follow; empty where words follow.
+        called: the tool whose arguments follow; empty if text follows.
     """
 
     end: int
@@ -58,17 +57,13 @@ class Header(NamedTuple):
 
 
 def is_harmony(template: Any) -> bool:
-    """True if a chat template writes conversations like this."""
+    """True if a chat template writes harmony."""
     markers = (_START, _CHANNEL, _MESSAGE)
     return isinstance(template, str) and all(marker in template for marker in markers)
 
 
 def read_header(text: str, at: int) -> Header | None:
-    """Read the header of a message that begins at `text[at]`.
-
-    Returns:
-        None where more of the text must come first.
-    """
+    """Read the header of a message that begins at `text[at]`; None if more text is needed."""
     rest = text[at : at + _LONGEST]
     words = rest.lstrip()
     if words and not any(o.startswith(words[: len(o)]) for o in _OPENINGS):
@@ -89,16 +84,16 @@ def read_header(text: str, at: int) -> Header | None:
 
 
 def is_cut(text: str) -> bool:
-    """True if a text is the beginning of a header, and of no call's."""
+    """True if a text is the beginning of a header that calls nothing."""
     words = text.strip()
     return bool(words) and any(whole.startswith(words) for whole in _WHOLE)
 
 
 def parse_call(text: str, _: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Read a call from what follows `RECIPIENT`, as mlx-lm's parsers do.
+    """Read a call from the text after `RECIPIENT`, as mlx-lm's parsers do.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no call.
     """
     whole = RECIPIENT + text
     header = read_header(whole, 0)

@@ -1,15 +1,14 @@
-"""Prompts whose earlier answers are, token for token, what was generated.
+"""Prompts that hold earlier answers token for token as they were generated.
 
-A template writes an answer in its own way: other blanks, arguments in another spelling, no
-thoughts. And what was generated is seldom what its text would be encoded to. Either ends what a
-prompt shares with the last turn's, and so what the cache can give. So the conversation is
-rendered with a placeholder for each answer that is remembered, and the answer's own tokens are
-put there. A template that drops earlier thoughts, or the blank block before an answer without
-them, gets only what follows them.
+A template writes an answer in its own way: with other blanks, other spellings, no thoughts. And
+generated tokens are seldom those to which their text is encoded. Either ends the prefix that a
+prompt shares with the last turn's. So umbel remembers answers, renders a conversation with a
+placeholder for each of them, and puts the answer's own tokens there. If a template drops earlier
+thoughts, or the empty block of thoughts before an answer without them, only the tokens after the
+thoughts are put.
 
-An answer is put in only if the client sent back what it was sent: its text, up to blanks around
-it, its calls, with arguments compared as JSON values, and its thoughts or none at all, as most
-clients leave them out. Everything here is pure.
+An answer is put only if the client sent back what it received: its text, up to blanks around it,
+its calls, with arguments compared as JSON values, and its thoughts or none.
 """
 
 import hashlib
@@ -36,16 +35,14 @@ _Key = tuple[str, str]
 
 
 class Answer(NamedTuple):
-    """A generated answer, and the parts of it that a client can send back.
+    """A generated answer, and its parts as a client can send them back.
 
     Attributes:
-        tokens: all of it, without the token that ended it, and without markup before it that the
-            template writes.
-        opening: what the end of its prompt wrote of the model's thoughts.
+        tokens: without the token that ended it, and without markup before it that the template
+            writes.
+        opening: block of thoughts at the end of its prompt, open or empty.
         thought: it has thoughts.
-        reasoning: their text.
-        tail: the tokens behind its thoughts; encoded anew if one of them is part of both.
-        content: its text.
+        tail: tokens after its thoughts; encoded again if a token is part of both.
         calls: names and arguments, as JSON texts.
     """
 
@@ -59,19 +56,19 @@ class Answer(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """About what it takes in memory."""
+        """About its size in memory."""
         texts = (self.content, self.opening, self.reasoning, *chain.from_iterable(self.calls))
         return 512 + 40 * len(self.tokens) + 4 * sum(map(len, texts))
 
 
 class AnswerStore:
-    """Answers by tenant and key; what was used longest ago goes first. Any thread may use it.
+    """Answers by tenant and key; the least recently used is evicted first. Safe from any thread.
 
     Args:
-        budget: bytes for all tenants together; an answer that exceeds it alone is not kept.
+        budget: bytes for all tenants together; a larger answer is not kept.
 
     Attributes:
-        nbytes: about what the answers take in memory.
+        nbytes: about the answers' size in memory.
     """
 
     def __init__(self, budget: int) -> None:
@@ -81,7 +78,7 @@ class AnswerStore:
         self._lock = threading.Lock()
 
     def put(self, tenant: str, key: str, answer: Answer) -> None:
-        """Remember an answer in place of an older one with the same key."""
+        """Remember an answer; it replaces an older one with the same key."""
         with self._lock:
             self._drop((tenant, key))
             self._answers[tenant, key] = answer
@@ -90,7 +87,7 @@ class AnswerStore:
                 self._drop(next(iter(self._answers)))
 
     def find(self, tenant: str, messages: Sequence[Message]) -> dict[int, Answer]:
-        """Find the answers of a conversation, by the index of their messages."""
+        """Find the answers of a conversation, by their messages' indices."""
         found = {}
         before = Lineage()
         for index, message in enumerate(messages):
@@ -109,7 +106,7 @@ class AnswerStore:
 
 
 class Lineage:
-    """The messages before an answer as far as a client repeats them: thoughts may be left out."""
+    """Digest of the messages before an answer, without thoughts, which clients may leave out."""
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._digest = hashlib.sha256()
@@ -117,13 +114,13 @@ class Lineage:
             self.add(message)
 
     def add(self, message: Message) -> None:
-        """Go on behind a message."""
+        """Append a message."""
         ids = " ".join(call.id for call in message.tool_calls)
         text = f"{message.role}\0{message.content.strip()}\0{ids}\0"
         self._digest.update(text.encode(errors="replace"))
 
     def key(self, answer: Message) -> str:
-        """Name an answer by what a client sends back of it, and of all that came before it."""
+        """Name an answer by the messages before it and its own text or first call."""
         if answer.tool_calls:  # the client got their ids, which are drawn
             return f"call {answer.tool_calls[0].id}"
         digest = self._digest.copy()
@@ -134,18 +131,18 @@ class Lineage:
 def read_answer(
     codec: TextCodec, tokens: Sequence[int], tools: Sequence[Tool], prompt: str
 ) -> Answer | None:
-    """Make what must be remembered of an answer.
+    """Make the record of an answer.
 
     Args:
         codec: of the model.
-        tokens: all that was generated, without the token that ended it.
-        tools: those that calls were looked for with; none where calls were left in the text.
+        tokens: all generated tokens, without the one that ended the answer.
+        tools: tools whose calls were looked for; none if calls were left in the text.
         prompt: its rendered prompt, or the end of it.
 
     Returns:
-        None for an answer that cannot be put back: its thoughts have no end, or it ends inside
-        a character, or it has special tokens that are no markup, or, where messages have headers,
-        it has several besides its thoughts.
+        None for an answer that cannot be put back: its thoughts have no end, it ends inside a
+        character, it has special tokens that are no markup, or, in a format with headers, it has
+        several messages besides its thoughts.
     """
     form, detokenizer = codec.template.form, codec.detokenizer(codec.markup_tokens)
     reasoning = form.reasoning
@@ -184,7 +181,7 @@ def read_answer(
 
 
 def _only_text(text: str, events: Sequence[OutputEvent], header: str) -> int | None:
-    """Where an answer's text begins, if that is all that follows its thoughts and a header."""
+    """Return where an answer's text begins, if only that follows its thoughts and a header."""
     told = [event for event in events if isinstance(event, TextDelta)]
     begin = told[0].start if told else len(text)
     alone = text[begin:] == "".join(event.text for event in told)
@@ -201,7 +198,7 @@ def _tail(
 
 
 def opening_of(reasoning: ReasoningFormat | None, text: str) -> str:
-    """The block of thoughts, opened or empty, at the end of a text."""
+    """Return the block of thoughts, open or empty, at the end of a text."""
     if reasoning is None:
         return ""
     start, end = re.escape(reasoning.start), re.escape(reasoning.end)
@@ -213,14 +210,14 @@ def opening_of(reasoning: ReasoningFormat | None, text: str) -> str:
 
 
 class Miss(NamedTuple):
-    """An answer, by its message's index, that the prompt has not as it was generated, and why."""
+    """An answer, by its message's index, that the prompt does not hold as generated, and why."""
 
     message: int
     reason: str
 
 
 class Prompt(NamedTuple):
-    """A prompt's tokens, and which answers in it are not as they were generated."""
+    """A prompt's tokens, and the answers in it that are not as they were generated."""
 
     tokens: list[int]
     misses: list[Miss]
@@ -239,9 +236,9 @@ def encode_prompt(
     Args:
         codec: of the model.
         conversation: its tools and options included.
-        answers: by the index of their messages; those of later messages are left out.
-        own: as the template renders it, if that is known.
-        generation_prompt: the beginning of an answer follows.
+        answers: by their messages' indices; those of later messages are ignored.
+        own: the template's rendering, if it is known.
+        generation_prompt: append the beginning of an answer.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
@@ -281,13 +278,13 @@ def _splice(
     *,
     generation_prompt: bool,
 ) -> tuple[list[str], list[Sequence[int]], list[Miss]]:
-    """Put answers where the template puts placeholders.
+    """Put answers at the template's placeholders.
 
     Returns:
-        Texts, the tokens of the answers between them (one fewer), and what is left out.
+        Texts, the tokens of the answers between them (one fewer), and misses.
 
     Raises:
-        _UnlikeError: the template writes what is around a placeholder in another way.
+        _UnlikeError: the template writes the text around a placeholder in another way.
     """
     mark = secrets.token_hex(8)  # no text foresees it
     messages = list(conversation.messages)
@@ -323,12 +320,11 @@ def _splice(
 
 
 class _Fit(NamedTuple):
-    """How an answer is put in behind what the template writes before its placeholder.
+    """An answer's place after `head`, the text before its placeholder without thoughts.
 
     Attributes:
-        head: what the template writes before it, thoughts aside.
-        text: what the prompt has before it.
-        tokens: the answer's, or those behind its thoughts.
+        text: the prompt's text before it.
+        tokens: all of the answer's, or those after its thoughts.
         reason: why it is not as it was generated, or empty.
     """
 
@@ -360,7 +356,7 @@ def _is_same(message: Message, answer: Answer) -> bool:
 
 
 def _value(arguments: str) -> str:
-    """One spelling of a JSON value; 1 and true are two values."""
+    """Write a JSON value in one spelling; 1 and true differ."""
     try:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-r"""JSON that is looked at as text: where it ends, what closes it, halves of characters in it."""
+"""JSON as text: its end, its closing brackets, halves of characters in it."""
 
 import re
 
@@ -20,12 +20,11 @@ _BACKSLASH = ord("\\")
 class JsonSpan:
     """Follows one object or array to its last bracket, past brackets inside strings.
 
-    It is no parser: what it finds to be whole may still be refused by one. What it finds to be
-    `broken` no parser takes.
+    It is no parser: a parser may refuse a value that is `done`, and refuses each that is `broken`.
 
     Attributes:
         done: the value is whole.
-        broken: what has come cannot begin a value.
+        broken: the text cannot begin a value.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,7 @@ class JsonSpan:
         self._in_string = self._escaped = self._after_string = False
 
     def feed(self, text: str, start: int) -> int:
-        """Read on from `text[start]`; return where the value, or the text, ends."""
+        """Read on from `text[start]`; return the index at which the value or the text ends."""
         at = start
         while at < len(text) and not (self.done or self.broken):
             at = self._string(text, at) if self._in_string else self._structure(text, at)
@@ -82,7 +81,7 @@ class JsonSpan:
 
 
 def close_json(text: str) -> str:
-    """Close an object that was cut off behind what is whole, as clients that read streams do.
+    """Close a truncated object after its last whole value, as clients that read streams do.
 
     A number at the end counts as whole.
     """
@@ -114,7 +113,7 @@ def _closed(text: str) -> str:
 
 
 def whole_characters(text: bytes | bytearray) -> bytearray | None:
-    r"""Write U+FFFD for each half of a surrogate pair, as `\ud83d` alone; None where there is none.
+    r"""Replace each half of a surrogate pair (a lone `\ud83d`) by U+FFFD; None if there is none.
 
     Programs that cut UTF-16 write them. The text is JSON in UTF-8.
     """
@@ -133,7 +132,7 @@ def whole_characters(text: bytes | bytearray) -> bytearray | None:
 
 
 def _is_escape(text: bytes | bytearray, backslash: int) -> bool:
-    """True if a backslash is not itself escaped by the ones before it."""
+    """True if a backslash is not itself escaped."""
     first = backslash
     while first > 0 and text[first - 1] == _BACKSLASH:
         first -= 1

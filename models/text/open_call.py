@@ -15,12 +15,12 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 class StreamedArguments:
-    """A call's name and arguments, as they come, where a grammar guarantees that it is one.
+    """A call's name and arguments as they arrive, if a grammar guarantees the call.
 
-    Only of forms that write the arguments as one JSON object; of others nothing comes.
+    Only for forms that write the arguments as one JSON object; for others nothing is returned.
 
     Args:
-        called: the tool's name where it has come before the call; else it is in the generic form.
+        called: the tool's name if it came before the call; otherwise the form is the generic one.
 
     Attributes:
         name: of the tool; None until it is whole and the arguments begin.
@@ -38,7 +38,7 @@ class StreamedArguments:
         return self._span.done
 
     def push(self, text: str) -> str:
-        """Take more of what stands between the markers; return what it adds to the arguments."""
+        """Take more of the text between the markers; return more of the arguments."""
         if self._head is None or self.done:
             return ""
         if self.name is None:
@@ -54,12 +54,12 @@ class StreamedArguments:
 
 
 class OpenCall:
-    """Collects a call. Where it is JSON, an end marker inside a string does not end it.
+    """Collects a call. In JSON, an end marker inside a string does not end it.
 
     Attributes:
-        begin: the character of the answer at which its start marker begins.
+        begin: index in the answer at which its start marker begins.
         refused: it is no call.
-        ended: all of it has come.
+        ended: it is whole.
     """
 
     def __init__(self, form: ToolFormat, begin: int) -> None:
@@ -74,7 +74,7 @@ class OpenCall:
         self._span = JsonSpan()
 
     def feed(self, text: str, start: int) -> int:
-        """Read on from `text[start]`; return where the call, or the text, ends."""
+        """Read on from `text[start]`; return the index at which the call or the text ends."""
         at = start
         while at < len(text) and not (self.ended or self.refused):
             end = self._read_on(self, text, at)
@@ -87,30 +87,30 @@ class OpenCall:
 
     @property
     def text(self) -> str:
-        """All that has come, markers included."""
+        """All text of the call, markers included."""
         return self.form.start + "".join(self._parts)
 
     @property
     def body(self) -> str:
-        """The text between the markers, as far as it has come."""
+        """Text between the markers."""
         text = "".join(self._parts)
         return text.removesuffix(self.form.end) if self._marked else text
 
     @property
     def is_json(self) -> bool:
-        """True if a JSON value has come, whole."""
+        """True if a whole JSON value has come."""
         return self._span.done
 
     @property
     def may_end(self) -> bool:
-        """True if the call can be whole although its end marker has not come."""
+        """True if the call can be whole without its end marker."""
         return not self.form.end or self._span.done
 
     @property
     def words(self) -> int:
-        """Of a call that is none: how many characters of `text` are mere text for certain.
+        """Characters of `text` that are plain text for certain, if this is no call.
 
-        Not all if its start marker stands in it again: the first may have been mere words.
+        Fewer than all if the start marker recurs: the first one may have been plain text.
         """
         text, begin = self.text, len(self.form.start)
         if self._span.broken and self.form.end:
@@ -120,7 +120,7 @@ class OpenCall:
         return len(text) if again < 0 else again
 
     def _first(self, text: str, at: int) -> int:
-        """Read up to the first character, which says whether it is JSON."""
+        """Read up to the first character, which tells JSON from other forms."""
         match = _BLANKS.match(text, at)
         at = match.end() if match else at
         if at < len(text):
@@ -141,7 +141,6 @@ class OpenCall:
         return end
 
     def _seek(self, text: str, at: int) -> int:
-        """Read up to the end marker."""
         end, longest = self.form.end, max(0, len(self.form.end) - 1)
         limit = min(len(text), at + _MOST + 1 - self._size)
         if not end:
@@ -159,9 +158,9 @@ class OpenCall:
 
 
 class WrittenCall:
-    """A call whose arguments are coming, compared with earlier ones of its answer.
+    """A call whose arguments are arriving, compared with earlier calls of its answer.
 
-    Texts of JSON are equal here if they differ in blanks between their tokens only.
+    JSON texts are equal if they differ only in blanks between tokens.
     """
 
     def __init__(self, name: str, earlier: Iterable["WrittenCall"]) -> None:
@@ -174,7 +173,7 @@ class WrittenCall:
 
     @property
     def compact(self) -> str:
-        """The arguments so far, without blanks between their tokens."""
+        """The arguments without blanks between tokens."""
         return "".join(self._parts)
 
     @property
@@ -183,7 +182,7 @@ class WrittenCall:
         return bool(self._same)
 
     def push(self, text: str) -> str:
-        """Take more of the arguments; return what is certain to be new."""
+        """Take more of the arguments; return the part that is certainly new."""
         more = self._without_blanks(text)
         self._same = [each for each in self._same if each.startswith(more, self._length)]
         self._parts.append(more)

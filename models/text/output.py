@@ -1,17 +1,17 @@
-"""An answer's text to events: content, reasoning and calls, as they come.
+"""An answer's text to events: content, reasoning and calls, as they arrive.
 
-What is markup depends on the model (`formats`). The rules are the same for all:
+Markup depends on the model (`formats`); the rules do not:
 
-- Text is passed on as soon as it cannot be part of a marker. How the text was cut changes
-  neither the events' order nor what their texts make up.
+- Text is passed on once it cannot be part of a marker. The events and their texts do not depend on
+  how the text was cut.
 - Spaces and line breaks directly around a marker belong to it, as templates write them.
-- A call is read when it is whole. What cannot be read, or does not end, arrives as what
-  surrounds it, whole and with its markers. A tool that nobody knows is a call all the same.
-- A call that a model begins inside its thoughts ends them, if it can be read.
-- Where only calls may follow a call, one that the answer has made before ends it, and is left out:
-  models that may not write anything else repeat themselves.
-- Where no call is asked for, by `tool_choice` or for lack of tools, calls are plain text.
-- Content that a grammar holds to something is text to its end, whatever stands in it.
+- A call is read when it is whole. A call that cannot be read, or does not end, is passed on as
+  text, with its markers. A call of an unknown tool is a call.
+- A call inside the model's thoughts ends them, if it can be read.
+- If only calls may follow a call, a repeated call ends the answer, and is left out: models that may
+  write nothing else repeat themselves.
+- Calls are plain text if there are no tools, or `tool_choice` forbids calls.
+- Content that a grammar constrains is text to its end.
 """
 
 from collections.abc import Sequence
@@ -40,17 +40,15 @@ class OutputParser:
 
     Args:
         form: the model's markers.
-        tools: those that the model was told of.
+        tools: tools that the prompt describes.
         tool_choice: `none` leaves calls in the text; with `one_call` the first is the last.
         in_reasoning: the prompt ends inside the model's thoughts.
-        guaranteed: a grammar sees to it that calls can be read: their arguments are then passed
-            on as they come.
-        constrained: a grammar holds the content to something. Calls and thoughts then stand before
-            it or nowhere.
+        guaranteed: a grammar guarantees that calls can be read: their arguments are streamed.
+        constrained: a grammar constrains the content; calls and thoughts stand only before it.
 
     Attributes:
-        done: the answer has all that it may have; what follows is left out.
-        calls: how many calls have begun.
+        done: the answer is complete; later text is dropped.
+        calls: count of calls that have begun.
     """
 
     def __init__(
@@ -88,11 +86,11 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """True if what comes next belongs to the model's thoughts, as far as is known."""
+        """True if the next text belongs to the model's thoughts, as far as is known."""
         return self._state == REASONING
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Take more of what the model wrote; return what is now certain."""
+        """Take more text of the model; return the events that are now certain."""
         if not self.done:
             self._base, self._text = self._base + self._at, self._text[self._at :] + text
             self._at = 0
@@ -101,7 +99,7 @@ class OutputParser:
         return self._take_events()
 
     def flush(self) -> list[OutputEvent]:
-        """The answer has ended: return what was held back."""
+        """End the answer: return the events that were held back."""
         while (call := self._call) is not None and not self.done:
             if call.may_end or self._is_streamed:
                 self._close(call)
@@ -124,7 +122,7 @@ class OutputParser:
     # -- markers ---------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Use text up to the next marker, or of an open call; False when more is needed."""
+        """Use text up to the next marker, or of an open call; False if more is needed."""
         if self.done or self._at == len(self._text):
             return False
         if self._call is not None:
@@ -158,7 +156,7 @@ class OutputParser:
         return self._form.edges(self._state, calls=calls)
 
     def _is_content(self) -> bool:
-        """True if what comes next is content, and certainly no marker."""
+        """True if the next text is content, and certainly no marker."""
         if self._state != NORMAL:
             return False
         rest = self._text[self._at :].lstrip(_BLANK)
@@ -187,7 +185,7 @@ class OutputParser:
         return self._form.headed and self._state == HEADER
 
     def _read_header(self, *, loud: bool) -> bool:
-        """Take a message's header; text that is none is content, and so are calls unless loud."""
+        """Read a message's header; unless `loud`, a call's header is content."""
         header, form = read_header(self._text, self._at), self._form.tools
         if header is None:
             return False
@@ -204,7 +202,7 @@ class OutputParser:
     # -- text ------------------------------------------------------------------------------
 
     def _plain(self, end: int) -> None:
-        """Pass on what comes before `end`, but for blanks that may belong to a marker."""
+        """Pass text before `end` on, except blanks that may belong to a marker."""
         text, begin = self._text[self._at : end], self._base + self._at
         self._at = end
         if not text or self._state not in (NORMAL, REASONING):
@@ -248,7 +246,6 @@ class OutputParser:
         return self._streamed is not None and self._streamed.name is not None
 
     def _stream(self, streamed: StreamedArguments, text: str) -> None:
-        """Pass on new text of a call that is certain to be one."""
         done = streamed.done
         fragment = streamed.push(text)
         if not fragment or streamed.name is None:
@@ -298,7 +295,7 @@ class OutputParser:
             return []
 
     def _is_words(self, call: OpenCall) -> bool:
-        """True if the marker was mere words, and a call or the thoughts' end came later."""
+        """True if the marker was plain text, and a call or the thoughts' end came later."""
         reasoning, body = self._form.reasoning, call.body
         if call.is_json:
             return False
@@ -313,7 +310,7 @@ class OutputParser:
         self.calls += 1
 
     def _give_up(self, call: OpenCall) -> None:
-        """Go back to where the call began and read it as text."""
+        """Go back to the beginning of the call and read it as text."""
         self._call = None
         self._quiet_until = call.begin + call.words
         if call.begin < self._base:

@@ -1,25 +1,20 @@
-"""Conversations to prompts with a model's chat template, whatever that template knows.
+"""Conversations to prompts, by a model's chat template, whatever that template supports.
 
-What a template can do is found once, by rendering: whether it takes tools, a call's arguments
-as an object or as JSON text, earlier thoughts, a system message that is not the first. What it
-cannot do is written in another way rather than refused:
+`abilities` finds once, by rendering, which messages the template takes. Unsupported messages are
+written in another way rather than refused:
 
-- Tools in a template that knows none, or whose calls mlx-lm cannot read: the generic form, which
-  `tools` describes.
-- System messages where only the first may be one: those at the beginning become one, with an
-  empty line between; a later one becomes a message of the user's.
-- Several calls in a message where only the first is written: each gets a message of its own, with
-  its result behind it.
-- Content beside thoughts and a call where a template refuses that: both are thoughts.
-- No system messages at all: they become a message of the user's.
-- Two messages of one role one after the other where the template asks for alternation: they
-  become one, with an empty line between. An answer at the beginning gets an empty message of the
-  user's before it.
-- Content as text where the template shows only parts: it becomes a list of one.
+- Tools of a template without tools, or whose calls mlx-lm cannot read, take the generic form.
+- If only the first message may be a system message, those at the beginning are joined, and later
+  ones become user messages. If none may be one, all become user messages.
+- If only a message's first call is written, each call gets a message of its own, followed by its
+  result.
+- If content beside thoughts and a call is refused, the content joins the thoughts.
+- If roles must alternate, messages of one role that follow each other are joined, and an answer at
+  the beginning gets an empty user message before it.
+- If the template shows only parts, text becomes a list of one part.
 
-Names of control tokens in what a request says are broken first: see `control`.
-
-`tool_choice` does not change a prompt: requests that differ in it share all of it.
+Joined texts have an empty line between them. Names of control tokens in a request's text are broken
+first: see `control`. `tool_choice` does not change a prompt: requests that differ in it share it.
 """
 
 import hashlib
@@ -40,7 +35,7 @@ from .tools import definitions, native_call, openai_tools, tool_results, with_ca
 
 _Dicts = list[dict[str, Any]]
 
-# What transformers' apply_chat_template takes besides what a template does.
+# Parameters of transformers' apply_chat_template that are no variables of a template.
 _RESERVED = frozenset(
     {
         *("messages", "conversation", "tools", "documents", "chat_template", "processor_kwargs"),
@@ -54,7 +49,7 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any othe
 
 
 class ChatTemplate:
-    """One model's way of writing conversations. Safe to call from several threads at once."""
+    """A model's template and markers. Safe to call from several threads at once."""
 
     def __init__(
         self, render: Render, form: OutputFormat, control: ControlText = _NO_NAMES
@@ -65,28 +60,27 @@ class ChatTemplate:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """The template's abilities, found by rendering at the first use."""
+        """The template's abilities, found at the first use."""
         return Probe(self._write, self.form).abilities()
 
     @cached_property
     def _write(self) -> Render:
-        """Render with content as text, or in parts where the template shows it only so."""
         if Probe(self._render, self.form).shows_content():
             return self._render
         parted = in_parts(self._render)
         return parted if Probe(parted, self.form).shows_content() else _refuse
 
     def render(self, conversation: Conversation, *, generation_prompt: bool = True) -> str:
-        """Render a conversation, and the beginning of an answer behind it.
+        """Render a conversation, and the beginning of an answer after it.
 
         Raises:
-            TemplateError: the model has no template, an option is not one of a template's, or
-                the template refuses the messages.
+            TemplateError: the model has no template, an option is none of a template's, or the
+                template refuses the messages.
         """
         if reserved := sorted(_RESERVED.intersection(conversation.options)):
             raise TemplateError(f"{reserved[0]!r} is not an option of a chat template")
         native = bool(conversation.tools) and self.abilities.tools
-        conversation = self._control.conversation(self._with_thoughts_apart(conversation))
+        conversation = self._control.conversation(self._with_thoughts_read(conversation))
         try:
             dicts = self._dicts(conversation, native=native)
         except TemplateError as error:
@@ -99,30 +93,26 @@ class ChatTemplate:
         )
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """True if an answer to a rendered prompt begins inside the model's thoughts."""
+        """True if an answer to a rendered prompt begins inside the thoughts."""
         reasoning = self.form.reasoning
         return reasoning is not None and prompt.rstrip().endswith(reasoning.start)
 
-    def _with_thoughts_apart(self, conversation: Conversation) -> Conversation:
-        """Read the thoughts that a client sends back inside an answer's content.
+    def _with_thoughts_read(self, conversation: Conversation) -> Conversation:
+        """Read thoughts that a client sends back inside an answer's content.
 
-        Templates cut them off at their marks, which are broken in content.
+        Templates drop them by their markers, which `control` breaks in content.
         """
         marks = self.form.reasoning
         if marks is None or not any(marks.end in m.content for m in conversation.messages):
             return conversation
-        begins = re.compile(
-            rf"\s*{re.escape(marks.start)}(.*?){re.escape(marks.end)}\s*(.*)", re.DOTALL
-        )
-
-        def apart(message: Message) -> Message:
-            found = message.role == "assistant" and begins.fullmatch(message.content)
-            if not found or message.reasoning:
-                return message
-            thoughts, content = found[1].strip("\n"), found[2]
-            return msgspec.structs.replace(message, content=content, reasoning=thoughts)
-
-        messages = [apart(message) for message in conversation.messages]
+        start, end = map(re.escape, (marks.start, marks.end))
+        messages = list(conversation.messages)
+        for i, message in enumerate(messages):
+            found = re.fullmatch(rf"\s*{start}(.*?){end}\s*(.*)", message.content, re.DOTALL)
+            if found and message.role == "assistant" and not message.reasoning:
+                messages[i] = msgspec.structs.replace(
+                    message, content=found[2], reasoning=found[1].strip("\n")
+                )
         return msgspec.structs.replace(conversation, messages=messages)
 
     # -- messages --------------------------------------------------------------------------
@@ -189,7 +179,6 @@ class ChatTemplate:
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Give each call a message of its own, with its result behind it."""
     split: list[Message] = []
     left = list(messages)
     while left:
@@ -221,7 +210,6 @@ def _only_first_system(dicts: _Dicts) -> _Dicts:
 
 
 def _parted(dicts: _Dicts) -> tuple[_Dicts, _Dicts]:
-    """Part the system messages at the beginning from the others."""
     count = next((i for i, m in enumerate(dicts) if m["role"] != "system"), len(dicts))
     return dicts[:count], dicts[count:]
 
@@ -231,7 +219,7 @@ def _as_user(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(dicts: _Dicts, *, users: bool, answers: bool) -> _Dicts:
-    """Join messages of one role that follow each other; not those with calls."""
+    """Join messages without calls that follow each other in one role."""
 
     def kind(message: dict[str, Any]) -> str:
         joins = (users and message["role"] == "user") or (
@@ -251,7 +239,6 @@ def _merged(dicts: _Dicts, *, users: bool, answers: bool) -> _Dicts:
 
 
 def _with_user_first(dicts: _Dicts) -> _Dicts:
-    """Put an empty message of the user's before an answer that nothing has asked for."""
     leading, others = _parted(dicts)
     if not others or others[0]["role"] != "assistant":
         return dicts

@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary writes, and the text of an answer's tokens."""
+"""Bytes of each token of a vocabulary, and the text of an answer's tokens."""
 
 import codecs
 import json
@@ -8,10 +8,7 @@ from typing import Any
 
 
 class TokenBytes:
-    """The bytes of a vocabulary's tokens. Safe from any thread: nothing of it ever changes.
-
-    What was read within a text is kept, for at most as many tokens as there are.
-    """
+    """Bytes of a vocabulary's tokens, cached. Safe to use from any thread."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -32,11 +29,11 @@ class TokenBytes:
     def read(
         self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
     ) -> bytes | None:
-        """Read what `token` adds to a text it does or does not begin.
+        """Read the bytes that `token` adds to a text, which it begins if it is `first`.
 
         Returns:
-            Bytes, not always whole characters; None for unknown tokens, and for special ones
-            but those `visible`.
+            Bytes, not always whole characters; None for unknown tokens, and for special tokens that
+            are not `visible`.
         """
         if first or token in visible:
             return self._read(token, first=first, visible=visible)
@@ -69,14 +66,13 @@ class TokenBytes:
 
 
 class Detokenizer:
-    """Decodes one answer token by token and never emits half a character.
+    """Decodes an answer token by token, and never emits half a character.
 
-    An answer that stops inside a character loses that character, and bytes that are no UTF-8 become
-    U+FFFD. Special tokens have no text, but for those made visible.
+    An answer that ends inside a character loses it. Invalid UTF-8 becomes U+FFFD. Special tokens
+    have no text unless they are visible.
 
-    Not `tokenizers`' DecodeStream: it loses what stands before half a character in the same token
-    and a U+FFFD at the end of the text, and raises on bytes that are no UTF-8 in a byte-fallback
-    vocabulary.
+    `tokenizers`' DecodeStream would lose the text before half a character in the same token and a
+    U+FFFD at the end, and raises on invalid UTF-8 in a byte-fallback vocabulary.
     """
 
     def __init__(
@@ -93,7 +89,7 @@ class Detokenizer:
         return bool(self._utf8.getstate()[0])
 
     def push(self, token: int) -> str:
-        """Take one token; return the text that is now certain, often empty."""
+        """Decode a token; return the text that is now certain, often empty."""
         data = self._token_bytes.read(token, first=self._first, visible=self._visible)
         if data is None:
             return ""
@@ -112,7 +108,7 @@ def _decoder_kinds(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _byte_level_letters() -> dict[str, int]:
-    """GPT-2's letters for the 256 bytes: printable ones stand for themselves."""
+    """GPT-2's letters for the 256 bytes; a printable byte is its own letter."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -123,7 +119,7 @@ _BYTES = _byte_level_letters()
 
 
 def without_blank(text: str) -> str:
-    """Change a tokenizer.json so that no blank is written before a text."""
+    """Change a tokenizer.json so that it writes no blank before a text."""
     state = json.loads(text)
     for key, listed in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         part = state.get(key) or {}

@@ -1,20 +1,18 @@
-"""Tools as chat templates take them, and the generic form for templates that know none.
+"""Tools and calls as chat templates take them, and the generic form for templates without tools.
 
-The generic form. The system prompt ends with the tools' definitions, in the client's order, one
-JSON object a line, so that all requests with the same tools share them; they stand behind the
-system prompt's own text, so that other tools still share that. A call is
+In the generic form, the system prompt ends with the tools' definitions in the client's order, one
+JSON object a line: requests with the same tools share the whole system prompt, and requests with
+other tools share its text. A call is, in the assistant's text,
 
     <tool_call>
     {"name": "f", "arguments": {…}}
     </tool_call>
 
-in the assistant's text, several below each other. What a tool returned is a message of the user's:
+and a tool's result is a user message; results that follow each other share one message:
 
     <tool_response>
     …
     </tool_response>
-
-Results that follow each other stand in one message, in the order in which they came.
 """
 
 import json
@@ -50,9 +48,8 @@ def openai_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 def native_call(call: ToolCall, call_id: str, *, as_text: bool) -> dict[str, Any]:
     """Write a call as templates take it, with its arguments as JSON text or as an object.
 
-    Where they must be an object and are none, the call is still written, so that the model can be
-    told of its fault: an object that was cut off is closed, and any other text is the value of
-    `arguments`, as in `{"arguments": "[1]"}`.
+    Arguments that must be an object and are none are still written, so that the model can correct
+    itself: a truncated object is closed; other text becomes `{"arguments": "[1]"}`.
     """
     text = call.arguments.strip() or "{}"
     function = {"name": call.name, "arguments": text if as_text else _object(text)}
@@ -75,7 +72,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def definitions(tools: Sequence[Tool]) -> str:
-    """Write what the generic form's system prompt says of the tools."""
+    """Write the tools into the end of a system prompt, in the generic form."""
     lines = (json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
     return _BEFORE + "\n".join(lines) + _AFTER
 
@@ -91,7 +88,7 @@ def with_calls(content: str, calls: Iterable[ToolCall]) -> str:
 
 
 def tool_results(messages: Iterable[Message]) -> str:
-    """Write what tools returned in the generic form."""
+    """Write tools' messages in the generic form."""
     return "\n".join(f"<tool_response>\n{m.content}\n</tool_response>" for m in messages)
 
 

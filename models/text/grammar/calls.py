@@ -1,4 +1,4 @@
-"""How calls of tools are written, as grammars."""
+"""Forms of tool calls, as grammars."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +24,7 @@ FORMS = ("generic", "json_tools", "mistral", "harmony", *sorted(NARROWED))
 
 
 def call_form(native: str | None) -> str:
-    """Name the form that calls are held to: the model's own, if there is a grammar for it."""
+    """Name the form of a model's calls: its own if that has a grammar, else `generic`."""
     return native if native in FORMS else "generic"
 
 
@@ -33,12 +33,12 @@ def add_calls(lark: Lark, calls: ToolCalls, content: str | None = None) -> None:
 
     Args:
         lark: the grammar.
-        calls: what may be called.
-        content: stands in the place of calls that are not forced; None for any text around them.
+        calls: the tools, and how they may be called.
+        content: rule for an answer without calls; None allows any text around calls.
 
     Raises:
-        GrammarError: no tool, no such form, or a schema cannot be honoured.
-        UnwritableError: not in this form.
+        GrammarError: there is no tool, no such form, or a schema is not supported.
+        UnwritableError: this form cannot write the calls.
     """
     if not calls.tools:
         raise GrammarError("there is no tool to call")
@@ -95,7 +95,7 @@ def _json_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
 
 
 def _mistral_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
-    """Either of two: newer models have a token of its own between name and arguments."""
+    """Write either form: newer models have a token between name and arguments."""
     start, between = "[TOOL_CALLS]", "[ARGS]"
     if between in lark.added:
         headed = [
@@ -109,7 +109,7 @@ def _mistral_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
 
 
 def _add_harmony(lark: Lark, calls: ToolCalls, content: str | None) -> None:
-    """One call, which ends the answer, or content; words may stand before, unless that is held."""
+    """Write one call, which ends the answer, or content; free text may stand before a call."""
     behind = lark.text(" "), lark.marker("<|constrain|>"), lark.text("json")
     for number, (tool, arguments) in enumerate(_arguments(lark, calls)):
         body = f"{lark.marker('<|message|>')} {lark.json(arguments)}"
@@ -135,7 +135,7 @@ def _tagged_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
 
 
 def _kimi_body(lark: Lark, calls: ToolCalls) -> tuple[str, str]:
-    """One section has all calls, each with a number."""
+    """Write one section with all calls, each with a number."""
     names = ("_call_begin", "_call_argument_begin", "_call_end", "_calls_section_end")
     begin, between, end, last = (f"<|tool{name}|>" for name in names)
     start = "<|tool_calls_section_begin|>"

@@ -1,4 +1,4 @@
-"""Constraints to grammars; and why one does not compile: in words, and where in the schema."""
+"""Constraints to grammars; a constraint that does not compile is explained, with its place."""
 
 import hashlib
 import re
@@ -48,8 +48,6 @@ _PATIENCE = 2.0  # seconds
 
 
 class _Around(NamedTuple):
-    """Surroundings of the answer; see `GrammarCompiler.compile`."""
-
     reasoning: Reasoning | None
     header: str
     markers: tuple[str, ...]
@@ -77,20 +75,20 @@ class GrammarCompiler:
         header: str = "",
         markers: Sequence[str] = (),
     ) -> Grammar:
-        """Compile a constraint, or find what it was compiled to before in the same scope.
+        """Compile a constraint, or reuse its grammar from an earlier call in the same scope.
 
-        Bounded in time and memory, whatever the constraint; other threads run meanwhile.
+        Time and memory are bounded for any constraint; other threads run meanwhile.
 
         Args:
             constraint: for the answer.
-            scope: compiled grammars are reused within it only, so that the time that a call takes
-                tells nothing of other scopes.
-            reasoning: what stands before the answer is free.
-            header: markup that stands before content.
-            markers: content does not begin with them, as what does is read in another way.
+            scope: grammars are reused only within it, so that a call's duration tells nothing of
+                other scopes.
+            reasoning: thoughts before the answer are free.
+            header: markup before content.
+            markers: content does not begin with them, since the parser would not read content.
 
         Raises:
-            GrammarError: an answer cannot be held to it; the message and the place say why.
+            GrammarError: the constraint is not supported; the message and the place say why.
         """
         constraint = _what_counts(constraint)
         around = _Around(reasoning, header, tuple(markers))
@@ -150,7 +148,7 @@ class GrammarCompiler:
     def _check_pattern(
         self, vocabulary: Vocabulary, content: Regex, markers: Sequence[str]
     ) -> None:
-        """Refuse a pattern that leaves nothing to write; beside calls nobody would notice."""
+        """Refuse a pattern that matches nothing; beside calls its grammar would compile."""
         lark = self._lark()
         lark.rule("start", _content(lark, content, markers))
         parser = parse(vocabulary.tokenizer, str(lark))
@@ -175,7 +173,7 @@ class GrammarCompiler:
 
 
 def _what_counts(constraint: Constraint | ToolCalls) -> Constraint | ToolCalls:
-    """Drop what a grammar does not depend on: there may be megabytes of it."""
+    """Drop the parts on which a grammar does not depend: they may be megabytes."""
     if not isinstance(constraint, ToolCalls):
         return constraint
     tools = [
@@ -214,7 +212,7 @@ def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:
 
 
 def _content(lark: Lark, constraint: Constraint, markers: Sequence[str]) -> str:
-    """Write what an answer without calls matches. It begins with no marker; no JSON does anyway."""
+    """Write an answer without calls. It begins with no marker; JSON never does."""
     match constraint:
         case JSONObject():
             return lark.json({"type": "object"})
@@ -239,7 +237,7 @@ def _content(lark: Lark, constraint: Constraint, markers: Sequence[str]) -> str:
 
 
 def _rehearse(vocabulary: Any, reader: SchemaReader) -> None:
-    """Try the patterns of schemas one by one: some are too complex only once they are followed."""
+    """Try the schemas' patterns one by one: some prove too complex only when followed."""
     for number, (pattern, place) in enumerate(reader.patterns.items()):
         if number >= _MOST_PATTERNS:
             raise GrammarError(f"is one of over {_MOST_PATTERNS} patterns", place)
@@ -250,7 +248,7 @@ def _rehearse(vocabulary: Any, reader: SchemaReader) -> None:
 
 
 def _walk(parser: Any, place: str = "") -> None:
-    """Follow a few tokens, the same at every call; raise GrammarError where that fails."""
+    """Follow a few tokens, always the same; raise GrammarError if that fails."""
     for step in range(_STEPS):
         if parser.is_error() or parser.is_stopped():
             break
@@ -263,7 +261,7 @@ def _walk(parser: Any, place: str = "") -> None:
 
 
 def _explain(vocabulary: Any, message: str, reader: SchemaReader) -> GrammarError:
-    """Find the deepest part of the schemas that fails on its own, as the whole grammar does."""
+    """Find the deepest part of the schemas that fails alone as the whole grammar does."""
     words, place = in_words(message), ""
     places = {id(rewritten): place for rewritten, place in reader.noted}
     left, until = _TRIALS, time.monotonic() + _PATIENCE

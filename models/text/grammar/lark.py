@@ -1,4 +1,4 @@
-"""Writes grammars in llguidance's dialect of Lark."""
+"""Grammars in llguidance's dialect of Lark."""
 
 import json
 import re
@@ -23,14 +23,14 @@ _LONGEST = 100_000  # characters of all options, or of a pattern
 
 
 class Lark:
-    """A grammar that is being written. Its start is the rule `start`.
+    """A grammar under construction; its start is the rule `start`.
 
     Args:
-        special: tokens that write nothing and are matched by their number, by name.
+        special: numbers of the tokens that write nothing, by name; a grammar matches their numbers.
         added: texts that are tokens of their own, special or not.
 
     Attributes:
-        schemas: reads those of the grammar.
+        schemas: reader of the grammar's schemas.
     """
 
     def __init__(self, special: Mapping[str, int], added: AbstractSet[str]) -> None:
@@ -46,7 +46,7 @@ class Lark:
         return "\n".join(self._rules) + "\n"
 
     def rule(self, name: str, body: str) -> None:
-        """Define a rule, or in upper case a terminal."""
+        """Define a rule, or a terminal if the name is in upper case."""
         self._rules.append(f"{name}: {body}")
 
     def text(self, text: str) -> str:
@@ -54,7 +54,7 @@ class Lark:
         return json.dumps(text, ensure_ascii=False)
 
     def marker(self, marker: str) -> str:
-        """Match a marker: special tokens where it has such, else its text."""
+        """Match a marker: special tokens by number, the rest as text."""
         parts = filter(None, self._tokens.split(marker))
         return " ".join(
             f"<[{self._special[part]}]>" if part in self._special else self.text(part)
@@ -62,23 +62,23 @@ class Lark:
         )
 
     def free(self, without: Iterable[str] = ()) -> str:
-        """Match any text in which some do not stand."""
+        """Match any text without the given ones."""
         barred = [self.text(text) for text in without]
         if not barred:
             return "TEXT"  # no token that writes nothing is text
         return self._named("TEXT", f"TEXT & ~(TEXT ({' | '.join(barred)}) TEXT)")
 
     def beginning_with(self, texts: Iterable[str]) -> str:
-        """Match any text that begins with one of some, blanks before it aside."""
+        """Match any text that begins with one of the given ones, blanks before it ignored."""
         return rf"/[ \t\r\n]*/ ({' | '.join(map(self.text, texts))}) TEXT"
 
     def up_to(self, end: str, without: Iterable[str] = (), condition: str = "") -> str:
-        """Match any text up to the first of a marker that ends it, and that.
+        """Match any text up to the first of a marker, and the marker.
 
         Args:
             end: the marker.
             without: texts that do not stand before it.
-            condition: a terminal that the text before it matches besides.
+            condition: a terminal that the text before it also matches.
         """
         text = self.free(without)
         if condition:
@@ -93,7 +93,7 @@ class Lark:
         return self._named("json", f"%json {json.dumps(as_document(schema, self.schemas))}")
 
     def pattern(self, pattern: str) -> str:
-        """Write a regular expression as a terminal; raise GrammarError for one that is none."""
+        """Write a regular expression as a terminal; raise GrammarError for an invalid one."""
         if not pattern:
             raise GrammarError("the pattern is empty")
         if len(pattern) > _LONGEST:
@@ -107,7 +107,7 @@ class Lark:
         return f"/{llguidance.regex_to_lark(pattern, '')}/"
 
     def one_of(self, options: list[str]) -> str:
-        """Write a choice among texts; raise GrammarError for none, an empty one, or too many."""
+        """Write a choice of texts; raise GrammarError for none, an empty one, or too many."""
         if not options or "" in options:
             raise GrammarError("a choice needs options, and an option cannot be empty")
         if len(options) > _MOST_OPTIONS or sum(map(len, options)) > _LONGEST:
@@ -116,7 +116,6 @@ class Lark:
         return " | ".join(self.text(option) for option in dict.fromkeys(options))
 
     def _named(self, kind: str, body: str, flags: str = "") -> str:
-        """Give a name to what a rule matches, the same one each time."""
         if body not in self._names:
             self._names[body] = f"{kind}_{len(self._names) + 1}"
             self.rule(f"{self._names[body]}{flags}", body)
@@ -124,12 +123,12 @@ class Lark:
 
 
 def _escapes(pattern: str) -> bool:
-    """True if the end of a pattern escapes what comes next."""
+    """True if the end of a pattern escapes the next character."""
     return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 def as_document(schema: Any, reader: SchemaReader) -> dict[str, Any]:
-    """Make a document of a rewritten schema: with what it refers to, and how JSON is written."""
+    """Make a document of a rewritten schema, with its definitions and the spelling of JSON."""
     definitions: dict[str, Any] = {}
     left = [schema]
     while left:

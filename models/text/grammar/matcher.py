@@ -1,7 +1,7 @@
-"""Compiled grammars, and the masks of tokens that they allow an answer.
+"""Compiled grammars, and the masks of tokens that they allow.
 
-llguidance does the work: it parses and computes masks without Python's lock and within bounds of
-its own. Nothing else of it is used.
+llguidance parses and computes masks, without Python's lock and within bounds of its own. umbel uses
+nothing else of it.
 """
 
 import re
@@ -53,7 +53,7 @@ def parse(tokenizer: Any, grammar: str) -> Any:
 
 
 def in_words(message: str) -> str:
-    """Say what a message of llguidance means; of one that is not known, what it says first."""
+    """Explain a message of llguidance; an unknown one is shortened."""
     for fragment, words in _WORDS:
         if fragment in message:
             return words
@@ -64,11 +64,7 @@ def in_words(message: str) -> str:
 
 
 class Vocabulary(NamedTuple):
-    """A model's tokens, for all its grammars: llguidance's tokenizer, and the threads that follow.
-
-    Attributes:
-        words: of a mask.
-    """
+    """llguidance's tokenizer of a model, threads, and the 32-bit words of a mask."""
 
     tokenizer: Any
     executor: Any
@@ -87,10 +83,10 @@ class Matcher:
         self._other = llguidance.LLMatcher(vocabulary.tokenizer, "", log_level=0)
 
     def consume(self, token: int) -> None:
-        """Take the answer's next token; not the one that ends it.
+        """Take the answer's next token, except the one that ends it.
 
         Raises:
-            MatcherError: the token was not allowed, or the grammar is too complex to go on.
+            MatcherError: the token is not allowed, or the grammar is too complex to go on.
         """
         self._first = None
         both = [(self._parser, token), (self._other, token)]
@@ -99,13 +95,11 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing but the end can follow."""
+        """True if the grammar allows only end-of-text next."""
         return bool(self._parser.is_stopped())
 
     def mask(self) -> Mask:
-        """Find the tokens that may follow.
-
-        Tokens that end answers are among them where the answer may end.
+        """Compute the tokens allowed next, ends included if the answer may end.
 
         Raises:
             MatcherError: the grammar is too complex to go on.
@@ -116,11 +110,7 @@ class Matcher:
 
 
 class Grammar:
-    """A compiled constraint. Immutable; safe to use from any thread.
-
-    Attributes:
-        nbytes: about what it takes.
-    """
+    """A compiled constraint. Immutable; safe to use from any thread. `nbytes` is an estimate."""
 
     def __init__(self, parser: Any, vocabulary: Vocabulary, nbytes: int) -> None:
         self._parser = parser
@@ -129,15 +119,15 @@ class Grammar:
         self.nbytes = nbytes + self._first.nbytes
 
     def matcher(self) -> Matcher:
-        """Begin an answer."""
+        """Start an answer."""
         return Matcher(self._parser.deep_copy(), self._vocabulary, self._first)
 
 
 def mask_of(parser: Any, words: int) -> Mask:
-    """Compute the mask of a parser's next position; see `Matcher.mask`.
+    """Compute the mask of a parser's next position.
 
     Raises:
-        MatcherError: it cannot be computed, or nothing may follow.
+        MatcherError: it cannot be computed, or no token is allowed.
     """
     mask = np.zeros(words, np.uint32)
     parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -152,13 +142,12 @@ def mask_of(parser: Any, words: int) -> Mask:
 def grammar_tokenizer(codec: TextCodec) -> Any:
     """Build llguidance's tokenizer for a model.
 
-    Special tokens are the codec's and those that end answers: they write nothing, and grammars
-    match them by number. All others match by what they write, added ones included. llguidance's
-    own reading of tokenizer.json takes every added token for a special one, and published
-    tokenizers have `<tool_call>` or line breaks among those.
+    Special tokens are the codec's and those that end answers; a grammar matches their numbers. All
+    others, added ones included, match by their text. llguidance would take each added token of
+    tokenizer.json for a special one; published ones include `<tool_call>` and line breaks.
 
     Raises:
-        GrammarError: the tokenizer cannot be held to a grammar.
+        GrammarError: the tokenizer is not supported.
     """
     try:
         return llguidance.LLTokenizer(
@@ -172,7 +161,7 @@ def grammar_tokenizer(codec: TextCodec) -> Any:
 
 
 class _Tokens:
-    """The tokenizer that llguidance asks. It encodes text that a grammar forces."""
+    """Tokenizer for llguidance, which encodes text that a grammar forces."""
 
     bos_token_id = None
 

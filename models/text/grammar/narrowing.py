@@ -1,9 +1,8 @@
-"""Schemas whose values can stand as JSON between tags that a parser looks for in the text.
+"""Schemas narrowed to values that can stand as JSON between tags.
 
-Parsers of calls between tags take the first end tag for the end, also inside a JSON string. So
-where a call must be read, no string has a tag in it. And numbers are such that a double holds
-them: `1e999` is JSON, and no number. Objects whose properties are named have no others, and their
-schema is narrower than the tool's in that.
+Parsers of tagged calls take the first end tag for the end, even inside a JSON string. So no string
+has a tag in it. Numbers are such that a double holds them: `1e999` is JSON, but no number. Objects
+with named properties have no others.
 """
 
 import json
@@ -25,15 +24,15 @@ _DEEPEST = 100
 
 
 class UnwritableError(GrammarError):
-    """A form of calls cannot write what a schema asks for; the generic form may."""
+    """A form of calls cannot write a schema's values; the generic form may."""
 
 
 class Narrowing:
     """Narrows schemas that a reader has rewritten.
 
     Args:
-        reader: gets the definitions to which narrowed schemas refer.
-        tags: texts that no value has; each begins with `<` and has no other.
+        reader: receives the definitions to which narrowed schemas refer.
+        tags: texts that no value has; each begins with its only `<`.
     """
 
     def __init__(self, reader: SchemaReader, tags: Iterable[str]) -> None:
@@ -46,7 +45,7 @@ class Narrowing:
         """Narrow a schema.
 
         Raises:
-            UnwritableError: that cannot be told, or leaves nothing.
+            UnwritableError: it is not supported, or no value is left.
         """
         if isinstance(schema, bool):
             return {"$ref": self._reference("anything")} if schema else False
@@ -83,7 +82,7 @@ class Narrowing:
         return new
 
     def _close(self, new: dict[str, Any]) -> None:
-        """Leave an object its named properties only; one without has others."""
+        """Allow an object its named properties only; one without any has others."""
         properties, other = new.get("properties", {}), new.get("additionalProperties", True)
         if not self.is_free(list(properties)) or set(new.get("required", [])) - set(properties):
             raise UnwritableError("a property has no name that can be written")
@@ -92,7 +91,7 @@ class Narrowing:
         new["additionalProperties"] = False
 
     def is_free(self, value: Any) -> bool:
-        """True if a JSON value has no tag in it, written as JSON."""
+        """True if a JSON value has no tag in it."""
         text = json.dumps(value, ensure_ascii=False)
         return not any(tag in text for tag in self._tags)
 
@@ -107,7 +106,7 @@ class Narrowing:
 
 
 def pattern_without(tags: Iterable[str]) -> str:
-    """Write a pattern of all texts without some tags, each of which has one `<`, and begins so."""
+    """Write a pattern of all texts without tags, each of which begins with its only `<`."""
     tree: dict[str, Any] = {}
     for tag in tags:
         node = tree
@@ -118,13 +117,13 @@ def pattern_without(tags: Iterable[str]) -> str:
 
 
 def _begun(node: Mapping[str, Any]) -> str:
-    """Match part of a tag behind its `<`, where another `<` follows, or the end."""
+    """Match part of a tag after its `<`, before another `<` or the end."""
     parts = [re.escape(letter) + _begun(below) for letter, below in node.items() if below]
     return f"(?:{'|'.join(parts)})?" if parts else ""
 
 
 def _left(node: Mapping[str, Any]) -> str:
-    """Match behind a `<` up to the first letter with which it is no tag's beginning."""
+    """Match after a `<` up to the first letter that belongs to no tag."""
     letters = "".join(map(re.escape, node))
     parts = [re.escape(letter) + _left(below) for letter, below in node.items() if below]
     return f"(?:{'|'.join([f'[^<{letters}]', *parts])})"

@@ -1,9 +1,8 @@
-"""The form of a JSON schema, bounds on its size, and the meaning of its keywords.
+"""JSON schemas: their form, bounds on their size, and the meaning of keywords.
 
-The metaschemas of drafts 4 to 2020-12 taken together: what any of them allows is no fault here.
-Annotations (`title`, `examples`, `deprecated` and the like) are not checked: they say nothing of a
-value. Written out, because a fault must name its place, and a hostile schema must not cost more
-than its size.
+The metaschemas of drafts 4 to 2020-12 taken together: a form that any of them allows is accepted.
+Annotations (`title`, `examples`, `deprecated` and the like) are not checked. The checks are written
+out because an error must name its place, and a hostile schema must not cost more than its size.
 """
 
 from collections.abc import Callable
@@ -91,12 +90,12 @@ def is_number(value: Any) -> bool:
 
 
 def effective(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema's keywords that say something of its values."""
+    """Select a schema's keywords that restrict its values."""
     return {keyword: value for keyword, value in schema.items() if keyword in EFFECTIVE}
 
 
 def has_unsupported_effect(keyword: str, schema: dict[str, Any]) -> bool:
-    """True if a keyword that is not supported changes which values are valid."""
+    """True if an unsupported keyword changes which values are valid."""
     kind = _REFUSED.get(keyword)
     if kind is None or (kind and kind not in types_of(schema)):
         return False
@@ -108,7 +107,7 @@ def has_unsupported_effect(keyword: str, schema: dict[str, Any]) -> bool:
 def each_below(
     schema: dict[str, Any], see: Callable[[Any, str], Any], place: str = ""
 ) -> dict[str, Any]:
-    """Copy a schema with what `see` makes of each schema directly below it, and of its place."""
+    """Copy a schema; apply `see` to each schema directly below it, and its place."""
     new = dict(schema)
     for keyword, value in schema.items():
         at = within(place, keyword)
@@ -128,7 +127,7 @@ def measure(schema: Any, place: str = "") -> int:
     """Count the values of a JSON text.
 
     Raises:
-        GrammarError: there are too many, they are nested too deeply, or say too much.
+        GrammarError: it has too many values, levels or characters.
     """
     nodes = characters = 0
     level: list[Any] = [schema]
@@ -157,9 +156,9 @@ class _Weight(NamedTuple):
     """Size of a schema when all that applies to one value is merged.
 
     Attributes:
-        names: properties; compiling an object takes their square.
+        names: of properties; compiling an object takes their square.
         combinations: of the options of several lists of options.
-        patterns: that one text must match; each doubles the time to tell whether any does.
+        patterns: for one text; each doubles the time of a match.
     """
 
     names: int = 0
@@ -168,7 +167,7 @@ class _Weight(NamedTuple):
 
 
 class Scale:
-    """Bounds what compiling rewritten schemas costs where that grows faster than their text."""
+    """Bounds the cost of compiling schemas where it grows faster than their text."""
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self._definitions = definitions
@@ -176,7 +175,7 @@ class Scale:
         self._multiples = 0
 
     def weigh(self, schema: dict[str, Any], place: str) -> None:
-        """Raise GrammarError for a schema that is too heavy, what is below it aside."""
+        """Raise GrammarError for a schema that is too heavy; schemas below it are not weighed."""
         weight = self._weight(schema, place, 0)
         for found, most, words in (
             (weight.names, _MOST_NAMES, "properties"),
@@ -225,11 +224,11 @@ class Scale:
 
 
 def mended(schema: Any, _: str = "") -> Any:
-    """Return a schema without slips, and without `not` where that allows all values or none.
+    """Return a schema without slips, and without a `not` that allows all values or none.
 
-    Generators make them: a Go struct without a value writes null where a keyword is absent, PHP
-    writes an empty object as `[]`, and draft 3 wrote `required: true` into a property. None of them
-    says anything of a value. The schema has been measured, and is not changed.
+    Generators make slips: a Go struct without a value writes null for an absent keyword, PHP writes
+    an empty object as `[]`, and draft 3 wrote `required: true` into a property. None of them
+    restricts a value. The schema has been measured, and is not changed.
     """
     if schema == []:
         return {}
@@ -262,7 +261,7 @@ def _is_slip(keyword: str, value: Any) -> bool:
 
 
 def check(schema: Any, place: str = "") -> None:
-    """Raise GrammarError for a part of a schema that is none. It must have been measured."""
+    """Raise GrammarError for an invalid part of a measured schema."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):

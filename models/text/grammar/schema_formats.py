@@ -1,4 +1,4 @@
-"""The formats of texts and numbers to which an answer can be held."""
+"""Formats of texts and numbers that a grammar can enforce."""
 
 _LEAP = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _YEAR = r"([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
@@ -21,7 +21,7 @@ _GROUP = "[0-9a-fA-F]{1,4}"
 
 
 def _shortened(left: int) -> str:
-    """An address of which `::` stands for one or more groups that are 0."""
+    """An IPv6 address in which `::` stands for one or more groups of zeros."""
     before = f"{_GROUP}(:{_GROUP}){{{left - 1}}}" if left else ""
     after = f"({_GROUP}(:{_GROUP}){{0,{6 - left}}})?" if left < 7 else ""  # noqa: PLR2004
     return f"{before}::{after}"
@@ -31,7 +31,7 @@ _EVEN = "25[024]|(2[0-4]|1[0-9]|[1-9])?[02468]"
 
 
 def _ipv4_network() -> str:
-    """Addresses and how many of their bits count; the bits behind these are 0."""
+    """Addresses with a prefix length; the bits after the prefix are 0."""
     options = [_IPV4, r"0(\.0){3}/0"]
     for octets in range(4):
         zeros = rf"(\.0){{{3 - octets}}}"
@@ -41,13 +41,13 @@ def _ipv4_network() -> str:
 
 
 def _multiples(bits: int) -> str:
-    """Octets of which no more than so many bits are set."""
+    """Octets whose first `bits` bits may be set."""
     listed = "|".join(map(str, range(0, 256, 256 >> bits)))
     return {7: _EVEN, 8: _OCTET}.get(bits, listed)
 
 
 def _ipv6_network() -> str:
-    """Addresses, and what begins with whole groups; the other groups are 0."""
+    """Addresses, and prefixes of whole groups; the other groups are 0."""
     options = [_IPV6, f"::/{_PREFIX6}"]
     for count, least in enumerate(_LENGTHS):
         options.append(f"{_GROUP}(:{_GROUP}){{{count}}}::/({least}1[01][0-9]|12[0-8])")
@@ -68,7 +68,7 @@ _NUMBER = "[0-9]{1,6}"
 
 
 def _duration(*units: str) -> str:
-    """An amount of the first unit, then of those behind it, none of them left out."""
+    """An amount of the first unit, then amounts of the next units, none left out."""
     inner = f"({_duration(*units[1:])})?" if len(units) > 1 else ""
     return f"{_NUMBER}{units[0]}{inner}"
 

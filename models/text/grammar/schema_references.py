@@ -1,6 +1,6 @@
-"""The schemas to which references lead, and what is known of them.
+"""References of a schema, and the facts by which `oneOf` options exclude each other.
 
-That tells the options of `oneOf` apart, which the grammar's compiler does for few.
+The grammar's compiler tells options apart in few cases only.
 """
 
 import re
@@ -28,19 +28,19 @@ Values = frozenset[tuple[str, Any]]
 
 
 class Target(NamedTuple):
-    """A schema, and where it stands."""
+    """A schema and its place."""
 
     schema: Any
     place: str
 
 
 class References:
-    """Finds what references of a schema, the root, refer to.
+    """Resolves references within a schema, the root.
 
     Attributes:
         root: the schema.
-        stand_alone: in its dialect a reference's other keywords mean nothing.
-        other_base: references mean something else at present than in the root.
+        stand_alone: in its dialect, keywords beside a reference have no effect.
+        other_base: references now mean something else than in the root.
     """
 
     def __init__(self, schema: Any, place: str) -> None:
@@ -53,13 +53,13 @@ class References:
         self._left_to_check = _MOST_CHECKED
 
     def is_reference(self, schema: Any) -> bool:
-        """True if a schema is a reference and says nothing besides."""
+        """True if a schema is a reference without other effective keywords."""
         if not isinstance(schema, dict) or "$ref" not in schema:
             return False
         return self.stand_alone or schema.keys() & EFFECTIVE == {"$ref"}
 
     def followed(self, schema: Any, place: str) -> Target:
-        """Follow references that say nothing besides; raise GrammarError as `target` does."""
+        """Follow plain references; raise GrammarError as `target` does."""
         target = Target(schema, place)
         for _ in range(LOOKED_THROUGH):
             if not self.is_reference(target.schema):
@@ -68,7 +68,7 @@ class References:
         return target
 
     def resolved(self, schema: Any, place: str) -> Any:
-        """Follow references to a schema; what stands below another `$id` is not looked into."""
+        """Follow references to a schema; below another `$id` anything is allowed."""
         schema = self.followed(schema, place).schema
         return True if self.has_other_base(schema) else schema
 
@@ -77,10 +77,10 @@ class References:
         return schema is not self.root.schema and _is_resource(schema)
 
     def target(self, reference: str, place: str) -> Target:
-        """Find what a reference refers to.
+        """Find a reference's target.
 
         Raises:
-            GrammarError: that is no schema, or is not supported.
+            GrammarError: it is no schema, or is not supported.
         """
         if self.other_base:
             raise GrammarError("is not supported below another $id", place)
@@ -89,7 +89,7 @@ class References:
         return self._targets[reference]
 
     def _check(self, target: Target, place: str) -> Target:
-        """See that a target is a schema, and mend it, once: it may be named in many ways."""
+        """Check and mend a target, once for all its names."""
         if target.place not in self._checked:
             self._left_to_check -= measure(target.schema, target.place)
             if self._left_to_check < 0:
@@ -136,13 +136,13 @@ def _step(found: Any, step: str) -> Any:
 
 
 class Known(NamedTuple):
-    """Facts about every value of a schema.
+    """Facts about each value of a schema.
 
     Attributes:
-        types: it is of one of these; integers are numbers. None where it is not known.
-        values: it is one of these; None where there are others.
+        types: its type is one of these; integers are numbers. None if unknown.
+        values: it is one of these; None if there are others.
         required: if it is an object, it has these names.
-        tags: if it is an object with such a name, what stands there is one of these.
+        tags: if it is an object with such a name, the name's value is one of these.
     """
 
     types: frozenset[str] | None = None
@@ -152,7 +152,7 @@ class Known(NamedTuple):
 
     @property
     def is_object(self) -> bool:
-        """True if every value is an object."""
+        """True if each value is an object."""
         return self.types == frozenset({"object"})
 
 
@@ -160,7 +160,7 @@ _NOTHING = Known()
 
 
 class Facts:
-    """Says what is known of the schemas of a document."""
+    """Facts about the schemas of a document."""
 
     def __init__(self, references: References) -> None:
         self._references = references
@@ -168,7 +168,7 @@ class Facts:
         self._depth = 0
 
     def of(self, schema: Any, place: str) -> Known:
-        """Say what is known of a schema."""
+        """Find the facts about a schema."""
         try:
             schema = self._references.resolved(schema, place)
         except GrammarError:  # it will be found, and its place told, when it is rewritten
@@ -185,7 +185,7 @@ class Facts:
         return self._known[id(schema)]
 
     def option(self, schema: Any, place: str, beside: dict[str, Any]) -> Known:
-        """Say what is known of an option, and by the type and the names that stand beside it."""
+        """Find the facts about an option, including the type and names beside it."""
         return _both(_named(beside), self.of(schema, place))
 
     def _find(self, schema: dict[str, Any], place: str) -> Known:
@@ -205,9 +205,9 @@ class Facts:
 
 
 def additions(options: Sequence[Known], preferred: str | None) -> list[frozenset[str]] | None:
-    """Find which names each option must have, so that no value matches two of them.
+    """Find the names that each option must require so that no value matches two options.
 
-    A preferred name is meant to tell them apart. None where that cannot be done.
+    The preferred name is used where it is possible. None if options can overlap.
     """
     compared = len(options) * sum(len(option.tags) for option in options)
     if len(options) > _MOST_OPTIONS or compared > _MOST_COMPARED:
@@ -234,7 +234,7 @@ def _are_disjoint(one: frozenset[Any] | None, two: frozenset[Any] | None) -> boo
 
 
 def _telling(one: Known, two: Known) -> list[str]:
-    """The names that cannot have one value in both; none unless one has objects only."""
+    """List the names whose values differ in both; none unless one option has objects only."""
     if not one.is_object and not two.is_object:
         return []
     return [name for name in _shared(one, two) if not one.tags[name] & two.tags[name]]

@@ -1,8 +1,8 @@
-"""JSON schemas as the grammar's compiler takes them.
+"""JSON schemas rewritten for the grammar's compiler.
 
-The grammar's own compiler passes over what it does not know, and differs from the standard in
-places. So a schema is rewritten for it: what it honours is kept, references lead straight to their
-targets, annotations are dropped, and whatever else would change which values are valid is refused.
+The compiler ignores keywords that it does not know, and differs from the standard in places. So
+supported keywords are kept, references lead straight to their targets, annotations are dropped, and
+any other keyword that changes which values are valid is refused.
 """
 
 from collections.abc import Iterable
@@ -48,10 +48,10 @@ class SchemaReader:
     """Rewrites schemas for the grammar's compiler; several may share one grammar.
 
     Attributes:
-        roots: what was rewritten.
-        definitions: what `#/$defs/…` in it refers to.
-        noted: all schemas in these, with the places where they stood.
-        patterns: of texts and names, and where they stood.
+        roots: rewritten schemas.
+        definitions: targets of `#/$defs/…` in them.
+        noted: all schemas in these, with their places.
+        patterns: of texts and names, with their places.
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class SchemaReader:
         self._nodes = 0
 
     def read(self, schema: Any, place: str = "") -> Any:
-        """Check a schema and rewrite it; faults are named after its place.
+        """Check a schema and rewrite it; errors name places below `place`.
 
         Raises:
-            GrammarError: it is no schema, too large, or asks for what cannot be honoured.
+            GrammarError: it is no schema, too large, or not supported.
         """
         self._nodes += measure(schema, place)
         if self._nodes > MOST_NODES:
@@ -81,13 +81,13 @@ class SchemaReader:
         return self.roots[-1]
 
     def note(self, rewritten: dict[str, Any], place: str) -> None:
-        """Remember where a schema stood; raise GrammarError for too many."""
+        """Record a schema's place; raise GrammarError for too many."""
         self.noted.append((rewritten, place))
         if len(self.noted) > MOST_NODES:
             raise GrammarError("leads to too many schemas by way of references", place)
 
     def note_patterns(self, patterns: Iterable[str], place: str) -> None:
-        """Remember where patterns stood."""
+        """Record the place of patterns."""
         for pattern in patterns:
             self.patterns.setdefault(pattern, place)
 
@@ -111,7 +111,7 @@ class _Document:
         return root
 
     def _check_ends(self) -> None:
-        """Refuse references that only lead to each other: no value can be told from these."""
+        """Refuse references that lead only to each other."""
         ended: set[str] = set()
         for (place, _), first in self._names.items():
             reference, way = first, {first}
@@ -197,7 +197,7 @@ class _Document:
         self._reader.note_patterns(new.get("patternProperties", {}), place)
 
     def _one_of(self, new: dict[str, Any], schema: dict[str, Any], place: str) -> None:
-        """Write options as `anyOf` where they can be told apart; else the compiler must do it."""
+        """Write options that exclude each other as `anyOf`; others are the compiler's task."""
         options = [(each, within(place, i)) for i, each in enumerate(schema["oneOf"])]
         by = schema.get("discriminator")
         name = by.get("propertyName") if isinstance(by, dict) else None
@@ -211,7 +211,7 @@ class _Document:
             new["anyOf"] = [self._with_names(*option, names) for option, names in pairs]
 
     def _with_names(self, schema: Any, place: str, names: frozenset[str]) -> Any:
-        """Rewrite a schema whose values must have some names besides those that it requires."""
+        """Rewrite a schema with further required names."""
         if not names:
             return self._rewrite(schema, place)
         if not self._references.is_reference(schema):
@@ -220,7 +220,7 @@ class _Document:
         return {"$ref": self._refer(target, names)}
 
     def _option(self, schema: Any, place: str) -> Any:
-        """Rewrite an option of `oneOf`. The compiler does not look through references there."""
+        """Rewrite an option of `oneOf`, in which the compiler does not follow references."""
         if not self._references.is_reference(schema):
             return self._rewrite(schema, place)
         target = self._references.target(schema["$ref"], within(place, "$ref"))
@@ -233,7 +233,7 @@ class _Document:
             self._inside.pop()
 
     def _refer(self, target: Target, names: frozenset[str]) -> str:
-        """Refer to a schema, whose values must have some names besides those that it requires."""
+        """Refer to a schema with further required names."""
         if (target.place, names) not in self._names:
             schema = _requiring(target.schema, names) if names else target.schema
             written = self._names[target.place, names] = self._define(True)  # until it is rewritten

@@ -1,7 +1,7 @@
-"""Keywords about one value that the grammar's compiler does not take as they are.
+"""Keywords about one value that the grammar's compiler does not support as they are.
 
-They are written in keywords that it knows: texts and numbers within its bounds, formats as
-patterns, `propertyNames` as properties, `uniqueItems` as the sets that there are.
+They are written in keywords that it knows: bounds as doubles, formats as patterns, `propertyNames`
+as properties, `uniqueItems` as the possible sets.
 """
 
 import math
@@ -29,16 +29,16 @@ _UNIQUE = f"is supported only for a list of at most {_MOST_VALUES} values, given
 
 
 def check_pattern(pattern: str, place: str) -> None:
-    """Raise GrammarError for a pattern that has look-around."""
+    """Raise GrammarError for a pattern with look-around."""
     if any(found[0].startswith("(") for found in _TOKEN.finditer(pattern)):
         raise GrammarError("look-around is not supported", place)
 
 
 def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[dict[str, Any]]:
-    """Write a schema's pattern and format into the one that is made of it.
+    """Write a schema's pattern and format into the rewritten one.
 
     Returns:
-        The schemas in `allOf` that have what does not fit into one.
+        The schemas in `allOf` for further patterns.
 
     Raises:
         GrammarError: they are not supported.
@@ -69,14 +69,14 @@ def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[d
 
 
 def count(keyword: str, number: int, place: str) -> int:
-    """Cut an upper bound to what the compiler takes; raise GrammarError for such a lower bound."""
+    """Cut an upper bound to the compiler's limit; raise GrammarError for such a lower bound."""
     if number > _LONGEST and keyword.startswith("min"):
         raise GrammarError(f"is too large: at most {_LONGEST} is supported", place)
     return min(number, _LONGEST)
 
 
 def set_bounds(new: dict[str, Any], place: str) -> None:
-    """Write bounds in doubles, never wider than they are; raise GrammarError for too large ones."""
+    """Write bounds as doubles, never wider; raise GrammarError for too large ones."""
     for side, way in (("Minimum", math.inf), ("Maximum", -math.inf)):
         plain, exclusive = side.lower(), f"exclusive{side}"
         if isinstance(new.get(exclusive), bool):  # draft 4's
@@ -99,7 +99,7 @@ def _as_double(bound: int, way: float, place: str) -> int:
 
 
 def check_values(new: dict[str, Any], place: str) -> None:
-    """Raise GrammarError for values that cannot be written, and names that cannot be counted."""
+    """Raise GrammarError for values that cannot be written or names that cannot be counted."""
     keyword = "const" if "const" in new else "enum"
     _check_value(new.get(keyword), within(place, keyword))
     # Additional names may be repeated in a grammar, and then count once only.
@@ -123,16 +123,16 @@ def _check_value(value: Any, place: str) -> None:
 
 
 def hold_names(new: dict[str, Any], names: dict[str, Any], value: Any, place: str) -> None:
-    """Allow no other names than these.
+    """Restrict an object to names.
 
     Args:
-        new: a schema that was rewritten, but for its names. It allows fewer values from then on.
-        names: the keywords of its `propertyNames` that have an effect.
-        value: for a name without a schema of its own, rewritten.
+        new: the rewritten schema, changed here.
+        names: effective keywords of its `propertyNames`.
+        value: rewritten schema for a name without one.
         place: of the names' schema.
 
     Raises:
-        GrammarError: they cannot be held to.
+        GrammarError: the restriction is not supported.
     """
     if "string" not in types_of(names):
         raise GrammarError("must allow texts", place)
@@ -175,11 +175,11 @@ def _patterns_of(names: dict[str, Any], place: str) -> list[str]:
 
 
 def hold_unique(new: dict[str, Any], items: dict[str, Any], place: str) -> None:
-    """Allow no value twice in an array. Values keep the order in which the schema has them.
+    """Allow no value twice in an array; values keep the schema's order.
 
     Args:
-        new: a schema that was rewritten, but for this.
-        items: the keywords of its `items` that have an effect.
+        new: the rewritten schema, changed here.
+        items: effective keywords of its `items`.
         place: of `uniqueItems`.
 
     Raises:
@@ -208,7 +208,7 @@ def hold_unique(new: dict[str, Any], items: dict[str, Any], place: str) -> None:
 
 
 def _values(items: dict[str, Any]) -> list[Any] | None:
-    """All values of a schema; None where they cannot be listed."""
+    """List all values of a schema; None if that is impossible."""
     types = types_of(items)
     listed = [False, True] if types == ["boolean"] else None
     if "enum" in items or "const" in items:
@@ -227,7 +227,7 @@ def _values(items: dict[str, Any]) -> list[Any] | None:
 
 
 def comparable(value: Any) -> tuple[str, Any] | None:
-    """Give a value's type and what is equal for equal values; None for arrays and objects."""
+    """Return a value's type and a key that equal values share; None for arrays and objects."""
     if value is None:
         return "null", None
     if is_number(value):

@@ -1,8 +1,7 @@
-"""Calls whose arguments stand each between tags, as grammars: Qwen3-Coder's, GLM's and MiniMax's.
+"""Grammars of calls with arguments between tags: those of Qwen3-Coder, GLM and MiniMax.
 
-mlx-lm's parsers read a value by the type that the tool's schema names beside the parameter's name,
-each in its own way. What is written here is what they read back as a value of the schema; for a
-schema to which there is no such way, `UnwritableError` is raised.
+mlx-lm's parsers read a value by the parameter's type in the tool's schema, each in its own way. A
+grammar allows only text that its parser reads as a value of the schema.
 """
 
 import re
@@ -32,13 +31,13 @@ _KINDS = {
 
 
 class Written(NamedTuple):
-    """How a parameter's value is written.
+    """Spelling of a parameter's value.
 
     Attributes:
-        json: the schema of those that are JSON; None if there are none.
-        text: the part of a schema that plain text must match; None if no value is plain text.
+        json: schema of values written as JSON; None if there are none.
+        text: part of a schema for values written as plain text; None if there are none.
         null: a text may be null.
-        barred: more that no text is, as terminals.
+        barred: terminals that no text matches.
     """
 
     json: Any = None
@@ -52,16 +51,16 @@ Leaves = Callable[[Any], list[Mapping[str, Any]]]
 
 
 class TaggedForm(NamedTuple):
-    """A way of writing arguments between tags. Where a template has `~`, a line break may stand.
+    """A form of arguments between tags. A line break may stand at `~` in a template.
 
     Attributes:
-        tags: what no value has in it.
-        head: stands before a call's arguments, with `{}` for the tool's name.
-        tail: stands behind them.
-        before: stands before a value, with `{}` for the parameter's name.
-        after: stands behind it.
-        written: says how a value is written, by the tool's own schema and the rewritten one.
-        stripped: the parser drops blanks around a value.
+        tags: texts that no value has.
+        head: template before a call's arguments, with `{}` for the tool's name.
+        tail: template after them.
+        before: template before a value, with `{}` for the parameter's name.
+        after: template after it.
+        written: spells a value, by the tool's own schema and the rewritten one.
+        stripped: the parser strips blanks around a value.
     """
 
     tags: tuple[str, ...]
@@ -74,10 +73,10 @@ class TaggedForm(NamedTuple):
 
 
 def add_tagged(lark: Lark, form: TaggedForm, tools: Sequence[tuple[Tool, Any]]) -> str:
-    """Write the rule of a call of tools with rewritten schemas, without the markers around it.
+    """Write the rule for calls of tools with rewritten schemas, without outer markers.
 
     Raises:
-        UnwritableError: a tool's arguments cannot be written like this.
+        UnwritableError: this form cannot write a tool's arguments.
     """
     narrowing = Narrowing(lark.schemas, form.tags)
     calls = []
@@ -103,7 +102,7 @@ def _template(lark: Lark, text: str, name: str = "") -> str:
 
 
 def _parameters(tool: Tool, schema: Any) -> Iterator[tuple[str, Any, Any, bool]]:
-    """A tool's parameters: names, own and rewritten schemas, and whether they must be there."""
+    """List a tool's parameters: name, own schema, rewritten schema, and if it is required."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     own = tool.parameters.get("properties", {})
     if schema.keys() - _ROOT or set(required) - set(properties) or set(own) != set(properties):
@@ -147,7 +146,7 @@ def _text(
 
 
 def _is_plain(value: Any, form: TaggedForm, written: Written) -> bool:
-    """True if a parser reads an option's text as that text."""
+    """True if the parser reads an option's text as that text."""
     if not isinstance(value, str) or (value.lower() == "null" and not written.null):
         return False
     if form.stripped and value != value.strip():
@@ -181,9 +180,9 @@ def _values_of(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _qwen3_coder(own: Any, schema: Any, leaves: Leaves) -> Written:
-    """Plain text for the type `string`; numbers by way of doubles; other types as JSON.
+    """Plain text for the type `string`, numbers as doubles, other types as JSON.
 
-    Several types in a list are read as Python, and without a type only objects and arrays as JSON.
+    Several types in a list are read as Python. Without a type, only objects and arrays are JSON.
     """
     if not schema:
         lists = {"type": ["object", "array"]}
@@ -206,7 +205,7 @@ def _glm(own: Any, schema: Any, _: Leaves) -> Written:
 
 
 def _minimax(own: Any, schema: Any, leaves: Leaves) -> Written:
-    """Plain text where no other type is possible; JSON where there is no text."""
+    """Plain text if no other type is possible, JSON if there is no text."""
     named = _named_types(own)
     if not schema and named == {"string"}:
         return Written(text={}, null=True)
@@ -218,7 +217,7 @@ def _minimax(own: Any, schema: Any, leaves: Leaves) -> Written:
 
 
 def _named_types(own: Any) -> set[str]:
-    """The types that MiniMax's parser finds in a schema."""
+    """Find the types that MiniMax's parser sees in a schema."""
     types = set(types_of(own)) if "type" in own else set()
     types |= {_KINDS[type(value)] for value in own.get("enum", [])}
     for key in ("anyOf", "oneOf", "allOf"):
@@ -230,7 +229,7 @@ def _named_types(own: Any) -> set[str]:
 def _by_leaves(
     leaves: Sequence[Mapping[str, Any]], in_json: AbstractSet[str], barred: Sequence[str]
 ) -> Written:
-    """Write some types as JSON, and a text as it is."""
+    """Write all types but text as JSON."""
     texts = [leaf for leaf in leaves if leaf["type"] == "string"]
     others = [leaf for leaf in leaves if leaf["type"] != "string"]
     types = {leaf["type"] for leaf in others}
@@ -243,7 +242,7 @@ def _by_leaves(
 
 
 def _as_double(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Narrow numbers that are bounded to those that a double holds exactly."""
+    """Narrow bounded numbers to those that a double holds exactly."""
     new = dict(schema)
     if any(abs(new[key]) > _EXACT for key in BOUNDS if key in new):
         raise UnwritableError("a bound that a double does not hold")
