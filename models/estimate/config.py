@@ -34,14 +34,11 @@ _LENGTHENING = frozenset({"yarn", "deepseek_yarn", "telechat3-yarn", "linear", "
 
 
 class ModelConfig:
-    """The entries that describe the text model, whether or not they are nested.
+    """Entries that describe the text model, nested or not.
 
     Attributes:
-        type: of the architecture, without the suffix that tells the text part.
-        context_length: the most tokens of prompt and answer that it was made for.
-
-    Args:
-        entries: of `config.json`.
+        type: of the architecture, without the suffix of a text part.
+        context_length: upper bound of prompt and answer, in tokens.
     """
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
@@ -59,7 +56,7 @@ class ModelConfig:
 
         Raises:
             ModelNotFoundError: there is none.
-            ModelLoadError: it is no configuration.
+            ModelLoadError: it is invalid.
         """
         path = directory / "config.json"
         try:
@@ -75,7 +72,7 @@ class ModelConfig:
 
     @property
     def layer_count(self) -> int:
-        """Layers that see each token."""
+        """Layers that each token passes."""
         return self.number("num_hidden_layers", "n_layers", "n_layer")
 
     def number(self, *keys: str, default: int = 0) -> int:
@@ -83,12 +80,12 @@ class ModelConfig:
         return next((int(self._entries[key]) for key in keys if key in self._entries), default)
 
     def words(self, key: str) -> Sequence[Any]:
-        """Return a list, or the letters of a text; empty where there is none."""
+        """Return a list, or the letters of a text; empty if there is none."""
         value = self._entries.get(key, ())
         return value if isinstance(value, list | tuple | str) else ()
 
     def part(self, key: str) -> Mapping[str, Any]:
-        """Return an object; empty where there is none."""
+        """Return an object; empty if there is none."""
         value = self._entries.get(key, {})
         return value if isinstance(value, dict) else {}
 
@@ -98,14 +95,14 @@ class ModelConfig:
 
 
 def _parts(entries: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Give the entries, and those of the text model where they are nested."""
+    """Yield the entries, then those of a nested text model."""
     yield entries
     if isinstance(nested := entries.get("text_config"), dict):
         yield nested
 
 
 def _wrong_number(part: Mapping[str, Any]) -> str | None:
-    """Describe a number that no model can have; None where all are sound."""
+    """Describe an impossible number; None if all are possible."""
     for key in _COUNTS:
         value = part.get(key)
         if value is not None and not (_is_number(value) and value >= 1 and value == int(value)):
@@ -143,7 +140,7 @@ def _stated(part: Mapping[str, Any]) -> int | None:
 
 
 def _scaled(part: Mapping[str, Any]) -> int:
-    """Return the length that a scaling of rotary positions gives; 0 where it gives none."""
+    """Return the length that a scaling of rotary positions gives; 0 without one."""
     for key in ("rope_scaling", "rope_parameters"):
         scaling = part.get(key)
         if not isinstance(scaling, dict):
@@ -158,10 +155,9 @@ def _scaled(part: Mapping[str, Any]) -> int:
 
 
 def _arguments(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a configuration as the classes of its architecture do, which put in what it leaves out.
+    """Read a configuration by its architecture's classes, which add defaults.
 
-    mlx-lm is imported here, which takes a second or two. Where the architecture is unknown, or
-    refuses these entries, there is nothing.
+    Imports mlx-lm, which takes a second or two. Empty if the architecture is unknown or refuses it.
     """
     from ..load import open_files  # noqa: F401, PLC0415  # isort: skip  (the first import of mlx_lm)
     from mlx_lm.utils import _get_classes  # noqa: PLC0415

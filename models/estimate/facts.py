@@ -1,7 +1,7 @@
 """Memory of a model that is not loaded, from its configuration and its weights' headers.
 
-A safetensors file begins with the length of its header, eight bytes, and the header: JSON that
-names each tensor's type, shape and place. https://huggingface.co/docs/safetensors describes it.
+A safetensors file begins with the header's length in eight bytes, and the header: JSON that names
+each tensor's type, shape and place. https://huggingface.co/docs/safetensors describes it.
 """
 
 import json
@@ -43,13 +43,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class Weights(NamedTuple):
-    """A model's weights.
-
-    Attributes:
-        nbytes: what they take as they are stored.
-        fp32: what they take as fp32, dequantised.
-        width: bytes of a number that is computed with them.
-    """
+    """Bytes of the weights as stored and as fp32, and of a number in computations."""
 
     nbytes: int
     fp32: int
@@ -69,11 +63,11 @@ class ModelFacts(NamedTuple):
     weights: Weights
 
     def resident(self, *, fp32: bool) -> int:
-        """Bytes of the weights in memory; as fp32 where the device has no other fast type."""
+        """Bytes of the weights in memory; fp32 if the device has no other fast type."""
         return self.weights.fp32 if fp32 else self.weights.nbytes
 
     def profile(self, *, fp32: bool, quantization: KVQuantization | None = None) -> MemoryProfile:
-        """Estimate what running it takes, in fp32 as on a CPU or else in the weights' type."""
+        """Estimate the memory of running it, in fp32 as on a CPU or in the weights' type."""
         width = _FP32 if fp32 else self.weights.width
         sizes = state_sizes(self.config, width)
         if quantization is not None:
@@ -82,11 +76,7 @@ class ModelFacts(NamedTuple):
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """Read a model's configuration and the headers of its weights.
-
-    Raises:
-        ModelError: there is no model, or its files cannot be read.
-    """
+    """Read a model's configuration and weights' headers; raise ModelError if that fails."""
     require_regular(directory)
     config = ModelConfig.read(directory)
     return ModelFacts(config, weights_of(directory, config))
@@ -102,16 +92,10 @@ def _quantised(sizes: StateSizes, width: int, quantization: KVQuantization) -> S
 def estimated_profile(
     config: ModelConfig, sizes: StateSizes, width: int, *, fused: bool
 ) -> MemoryProfile:
-    """Estimate what computing takes beside weights.
+    """Estimate the memory of computing, besides weights.
 
-    The daemon measures it on the loaded model. These figures stand for what it would find; tests
-    hold them to what it finds of the models that they have.
-
-    Args:
-        config: the model's.
-        sizes: of a sequence's state.
-        width: bytes of a number that is computed.
-        fused: attention is one kernel, which keeps no scores.
+    The daemon measures it on a loaded model; tests hold these figures to the measurements.
+    `width` is the size of a number in bytes; a `fused` attention kernel keeps no scores.
     """
     heads = config.number("num_attention_heads", "num_heads", "n_head", default=1)
     hidden = config.number("hidden_size", "n_embd")
@@ -156,15 +140,8 @@ EMBEDDED = ModelFacts(
 """Of SmolLM2-135M-Instruct, whose file says it in another form."""
 
 
-# -- weights -------------------------------------------------------------------------------
-
-
 def weights_of(directory: Path, config: ModelConfig) -> Weights:
-    """Read the headers of a model's files.
-
-    Raises:
-        ModelLoadError: a file cannot be read, or there is none.
-    """
+    """Read the headers of a model's files; raise ModelLoadError if one cannot be read."""
     tensors: dict[str, _Tensor] = {}
     for path in weight_files(directory):
         tensors.update(_header(path))
@@ -203,7 +180,7 @@ def _tensor(entry: Mapping[str, Any]) -> _Tensor:
 
 
 def is_further_head(name: str, config: ModelConfig) -> bool:
-    """Tell whether a weight belongs to a head that predicts further tokens (MTP).
+    """True if a weight belongs to a head that predicts further tokens (MTP).
 
     Checkpoints have such heads under names of their own, or as layers after the last one.
     """
@@ -215,7 +192,7 @@ def is_further_head(name: str, config: ModelConfig) -> bool:
 
 
 def _numbers(tensors: Mapping[str, _Tensor], config: ModelConfig) -> Iterator[int]:
-    """Count the numbers of each tensor, once it is dequantised."""
+    """Count the numbers of each tensor, dequantised."""
     for name, tensor in tensors.items():
         if name.endswith(_QUANTISED):
             continue

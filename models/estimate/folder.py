@@ -1,4 +1,4 @@
-"""A model's folder: which of its files are read, and how much of them."""
+"""Files of a model's folder that may be read, and how much of them."""
 
 import json
 import stat
@@ -16,9 +16,9 @@ _READ_WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
 
 
 def require_regular(directory: Path) -> None:
-    """Refuse a folder in which a file to read is none, or is far too long.
+    """Refuse a folder in which a file is not regular, or is far too long.
 
-    A pipe would keep its reader waiting for ever, and a device might have no end.
+    A pipe would block its reader for ever, and a device might have no end.
 
     Raises:
         ModelLoadError: the folder holds such a file, or cannot be read.
@@ -41,7 +41,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the file is missing.
-        ModelLoadError: it cannot be read, or holds something else.
+        ModelLoadError: it cannot be read, or is no object.
     """
     try:
         status = path.stat()
@@ -57,7 +57,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def generation_config(directory: Path) -> dict[str, Any]:
-    """Read `generation_config.json`; a file that is missing or of no use says nothing."""
+    """Read `generation_config.json`; empty if it is missing or unusable."""
     try:
         return read_object(directory / "generation_config.json")
     except (FileNotFoundError, ModelLoadError):
@@ -65,14 +65,14 @@ def generation_config(directory: Path) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List the files that hold a model's weights, by name.
+    """List the files of a model's weights, by name.
 
-    The index names the files that belong together, whatever lies beside them. A folder without an
-    index has `model.safetensors`, or shards of the form `model*.safetensors`.
+    The index names the files that belong together; other files are ignored. Without an index they
+    are `model.safetensors`, or shards of the form `model*.safetensors`.
 
     Raises:
         ModelNotFoundError: the folder holds none.
-        ModelLoadError: the index cannot be read, or names a file that is missing.
+        ModelLoadError: the index cannot be read, or names a missing file.
     """
     try:
         index = read_object(directory / INDEX)

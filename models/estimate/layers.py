@@ -1,7 +1,7 @@
-"""The state that each layer of an architecture keeps of the tokens it has seen.
+"""State that each layer of an architecture keeps of earlier tokens.
 
-An architecture that is not listed is taken for one whose layers all keep keys and values of all
-tokens. The classes of `mlx_lm.models` are the source; tests hold the figures to what is measured.
+In an unlisted architecture, all layers keep keys and values of all tokens. The classes of
+`mlx_lm.models` are the source; tests hold the figures to measurements.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,21 +16,15 @@ _Kinds = Callable[[ModelConfig, int], Sequence[str]]
 
 
 class Recurrent(NamedTuple):
-    """The state of a recurrent layer, however many tokens it has seen.
+    """State of a recurrent layer, for any count of tokens."""
 
-    Attributes:
-        inputs: numbers of the newest tokens, for its convolution.
-        state: numbers of its state.
-        arrays: that hold them.
-    """
-
-    inputs: int
-    state: int = 0
-    arrays: int = 2
+    inputs: int  # numbers of the newest tokens, for its convolution
+    state: int = 0  # numbers of its state
+    arrays: int = 2  # count of arrays
 
 
 def state_sizes(config: ModelConfig, width: int) -> StateSizes:
-    """Estimate the state of a sequence, whose numbers have `width` bytes each."""
+    """Estimate the state of a sequence whose numbers have `width` bytes."""
     kinds = kinds_of(config)
     full, windows = numbers_of(config, window=False), numbers_of(config, window=True)
     whole = sum(kind in ("full", "both") for kind in kinds)
@@ -48,11 +42,9 @@ def state_sizes(config: ModelConfig, width: int) -> StateSizes:
 
 
 def kinds_of(config: ModelConfig) -> list[str]:
-    """Say of each layer what it keeps.
+    """List the state of each layer.
 
-    Returns:
-        `full` (all tokens), `window`, `chunk`, `recurrent`, `both` (of full and recurrent), or
-        `none`.
+    It is `full` (all tokens), `window`, `chunk`, `recurrent`, `both` (full, recurrent) or `none`.
     """
     count = config.layer_count
     if config.type in _TWICE:
@@ -62,7 +54,7 @@ def kinds_of(config: ModelConfig) -> list[str]:
 
 
 def numbers_of(config: ModelConfig, *, window: bool) -> tuple[int, ...]:
-    """Count the numbers that a layer, with a window or without, keeps of a token in each array."""
+    """Count the numbers of a token in each array of a layer, with a window or without."""
     heads = config.number("num_attention_heads", "n_head", default=1)
     hidden = config.number("hidden_size", "n_embd")
     of_keys = config.number("num_key_value_heads", default=heads)
@@ -99,14 +91,14 @@ def _all(kind: str) -> _Kinds:
 
 
 def _where(whole: Callable[[ModelConfig, int, int], bool], others: str = "recurrent") -> _Kinds:
-    """Some layers keep all tokens, by their index and the count of all."""
+    """Layers for which `whole` is true, by index and count, keep all tokens."""
     return lambda config, count: [
         "full" if whole(config, i, count) else others for i in range(count)
     ]
 
 
 def _every(period: int, others: str, *keys: str) -> _Kinds:
-    """The last layer of each period keeps all tokens; entries may say another period."""
+    """The last layer of each period keeps all tokens; entries `keys` may set the period."""
 
     def is_last(config: ModelConfig, layer: int, _: int) -> bool:
         return (layer + 1) % (config.number(*keys, default=period) or 1) == 0
@@ -115,7 +107,7 @@ def _every(period: int, others: str, *keys: str) -> _Kinds:
 
 
 def _named(names: Mapping[str, str], unnamed: _Kinds | None = None) -> _Kinds:
-    """Layers are as `layer_types` names them; other names, and by default all layers, are full."""
+    """`layer_types` names the layers; other names, and by default all layers, are full."""
 
     def kinds(config: ModelConfig, count: int) -> Sequence[str]:
         types = config.words("layer_types")[:count]
@@ -205,7 +197,7 @@ def _kimi(config: ModelConfig) -> Recurrent:
 
 
 def _mamba(config: ModelConfig) -> Recurrent:
-    """Mamba's first kind: a state for each channel."""
+    """Mamba's first version: a state for each channel."""
     expanded = config.number("mamba_expand", default=2) * config.number("hidden_size")
     inner = expanded if config.type == "jamba" else config.number("intermediate_size", "d_inner")
     taps = config.number("conv_kernel", "d_conv", "mamba_d_conv", default=4) - 1
@@ -213,7 +205,7 @@ def _mamba(config: ModelConfig) -> Recurrent:
 
 
 def _mamba2(config: ModelConfig) -> Recurrent:
-    """Mamba's second kind: a state for each head, and a convolution over more than its inputs."""
+    """Mamba's second version: a state for each head, and a wider convolution."""
     heads = config.number("mamba_num_heads", "mamba_n_heads", "num_heads")
     size = config.number("mamba_head_dim", "mamba_d_head", "head_dim", "hidden_size_per_head")
     if config.type == "plamo2":

@@ -1,7 +1,7 @@
-"""Has mlx-lm build a model from the files of a folder that belong together.
+"""mlx-lm's model of a folder's files, and a hash that names what it computes.
 
-mlx-lm reads each `model*.safetensors` of a folder whose path it takes for a pattern. So it is given
-a folder of links, which names those files and nothing else.
+mlx-lm reads each `model*.safetensors` of a folder, whose path it takes for a pattern. So umbel makes
+a folder of links to the files that belong together.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def open_checkpoint(directory: Path) -> tuple[Any, dict[str, Any], list[Path]]:
     Raises:
         ModelNotFoundError: the folder holds no configuration, or no weights.
         ModelLoadError: the model needs Python code of its own.
-        Exception: whatever mlx-lm raises for a bad file.
+        Exception: any error of mlx-lm's for a bad file.
     """
     if code := ModelConfig.read(directory).words("model_file"):
         raise ModelLoadError(f"its classes are in {code}, and {NO_CODE}")
@@ -88,7 +88,7 @@ def _classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
 
 
 def _build(model_class: Any, config: ModelConfig, args: Any) -> Any:
-    """Build a model that looks at the names of its weights, once, before it takes them."""
+    """Build a model that checks the names of its weights before it takes them."""
     model = model_class(args)
     load_weights = model.load_weights
 
@@ -101,7 +101,7 @@ def _build(model_class: Any, config: ModelConfig, args: Any) -> Any:
 
 
 def _known(weights: _Weights, model: Any, config: ModelConfig) -> _Weights:
-    """Leave out heads that predict further tokens and that the model does not have.
+    """Drop heads that predict further tokens and that the model does not have.
 
     Raises:
         ValueError: other weights are too many, or too few.
@@ -132,16 +132,9 @@ def fingerprint(
 ) -> str:
     """Hash weight files and the configuration that gives them meaning.
 
-    Args:
-        files: the weight files; their order and their folder do not matter, their names do
-            (a shard's name says which it is).
-        config: the model's configuration.
-        dtype: the type the weights were loaded in; state computed in one type is not
-            state computed in another.
-        quantization: of keys and values, if they are quantised.
-
-    Returns:
-        32 hexadecimal digits. Two models share state only where these agree.
+    Files count by name and content, in any order and folder: a shard's name says which it is.
+    `dtype` is the type in which weights were loaded, `quantization` that of keys and values. Two
+    models share state only if their hashes (32 hexadecimal digits) agree.
 
     Raises:
         OSError: a file cannot be read.

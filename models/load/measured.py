@@ -1,8 +1,7 @@
-"""Measurements of a model, kept so that every start on this machine has the same figures.
+"""Measurements of a model, kept so that each start on this machine has the same figures.
 
-The memory of computing varies from start to start: it depends on how far launching is ahead of
-computing, which decides when buffers are free. The admission of requests must not vary with it. So
-a model is measured once, and the figures are kept in a file that no later start replaces.
+Peaks of memory vary from start to start, with how far launching is ahead of computing, but the
+admission of requests must not. So a model is measured once; no later start replaces its file.
 """
 
 import json
@@ -22,22 +21,22 @@ log = structlog.get_logger()
 
 
 def key_of(*parts: Any) -> str:
-    """Name what figures depend on: models, versions, and ways of running them."""
+    """Hash the facts on which figures depend: models, versions, ways of running."""
     return sha256(json.dumps([repr(part) for part in parts]).encode()).hexdigest()[:32]
 
 
 def measured_once(
     folder: Path | None, key: str, names: set[str], measure: Callable[[], Figures]
 ) -> Figures:
-    """Return the figures kept under a key; measure and keep them where there are none.
+    """Return the figures kept under a key; if there are none, measure and keep them.
 
-    Where the folder cannot be used, what was measured is returned all the same.
+    Figures are returned even if the folder cannot be used.
 
     Args:
-        folder: of all such files; made where it is missing. None measures now and keeps nothing.
+        folder: of all such files; made if it is missing. None measures and keeps nothing.
         key: from `key_of`.
         names: of the figures.
-        measure: finite figures, none below 0.
+        measure: returns finite figures, none below 0.
     """
     if folder is None:
         return measure()
@@ -57,7 +56,7 @@ def measured_once(
 
 
 def _write_once(path: Path, names: set[str], figures: Figures) -> None:
-    """Write a file as a whole, unless a good one is there, or one that cannot be read now."""
+    """Write a whole file, unless a good or currently unreadable one is there."""
     temporary = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.write_text(json.dumps(dict(figures)))
@@ -71,7 +70,6 @@ def _write_once(path: Path, names: set[str], figures: Figures) -> None:
 
 
 def _read(path: Path, names: set[str]) -> Figures | None:
-    """Read figures; None where there are none, or none that make sense."""
     try:
         return _parse(path.read_bytes(), names)
     except OSError:

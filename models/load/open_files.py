@@ -1,7 +1,7 @@
-"""Imports mlx-lm without its bound on open files.
+"""Imports mlx-lm without its limit on open files.
 
-`mlx_lm.utils` sets RLIMIT_NOFILE to 2,048 when it is imported, and the hard limit to 4,096.
-Only root could raise that again, so the call does nothing while the module is imported.
+`mlx_lm.utils` lowers RLIMIT_NOFILE to 2,048, and the hard limit to 4,096, which only root could
+raise again. So the call does nothing during the import.
 """
 
 import resource

@@ -1,4 +1,4 @@
-"""A limit of time for programs that come with a model: its chat template is one."""
+"""A time limit for programs that come with a model, such as its chat template."""
 
 import ctypes
 import threading
@@ -13,23 +13,23 @@ TEMPLATE_LIMIT = 60.0
 
 
 class _OutOfTimeError(BaseException):
-    """Ends a thread; no `except Exception` on the way holds it up."""
+    """Ends a thread; `except Exception` does not catch it."""
 
 
 class _LimitedThread(threading.Thread):
-    """A thread that is ended after a while."""
+    """A thread of `within`."""
 
 
 def within(seconds: float, fn: Callable[[], T]) -> T:
     """Call a function on a thread of its own, and end it if it takes too long.
 
-    A call inside another one has the limit of the outer one. Python ends the function between two
-    of its instructions. A single call of C code that does not return is left behind; it keeps no
+    A call inside another one has the outer limit. Python ends the function between two
+    instructions; a call of C code that does not return is left behind, and does not keep the
     process from ending.
 
     Raises:
         TimeoutError: it took too long.
-        Exception: whatever the function raises.
+        Exception: any error of the function.
     """
     if isinstance(threading.current_thread(), _LimitedThread):
         return fn()

@@ -1,4 +1,4 @@
-"""A model's tokenizer as its makers published it, and the tokens that end answers."""
+"""A model's tokenizer, ends of answers and sampling defaults, as its makers published them."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -37,14 +37,10 @@ log = structlog.get_logger()
 
 
 def open_tokenizer(directory: Path, ends: Collection[int] | None = None) -> Any:
-    """Load the tokenizer of a directory with its chat template, as mlx-lm's `TokenizerWrapper`.
+    """Load a directory's tokenizer and chat template as mlx-lm's `TokenizerWrapper`.
 
-    Args:
-        directory: of the model's files.
-        ends: tokens that end an answer, besides the tokenizer's own.
-
-    Raises:
-        Exception: of any kind, for files that cannot be read.
+    `ends` are tokens that end an answer, besides the tokenizer's own. Raises any error for files
+    that cannot be read.
     """
     # Said aloud, because transformers would ask on the terminal otherwise.
     settings: dict[str, Any] = {"trust_remote_code": False}
@@ -56,7 +52,7 @@ def open_tokenizer(directory: Path, ends: Collection[int] | None = None) -> Any:
 
 
 def _processor_template(directory: Path) -> str | None:
-    """The template that makers of vision models put beside the tokenizer's settings."""
+    """Find a template that makers of vision models put beside the tokenizer's settings."""
     if (directory / "chat_template.jinja").is_file():
         return None
     files = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
@@ -74,11 +70,7 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def require_known_modules(directory: Path) -> None:
-    """Refuse a tokenizer for which mlx-lm would import other modules than its own.
-
-    Raises:
-        ModelLoadError: an entry names no module of mlx-lm's, or the file cannot be read.
-    """
+    """Raise ModelLoadError for a tokenizer that would import other modules than mlx-lm's."""
     path = directory / "tokenizer_config.json"
     settings = _settings(path)
     for key, package in _PACKAGES.items():
@@ -97,12 +89,8 @@ def token_ids(value: object) -> set[int]:
 def ends_of(directory: Path, tokenizer: Any) -> set[int]:
     """Unite the ends that `config.json`, `generation_config.json` and the tokenizer name.
 
-    Tools write defaults of other models into `config.json`, so that an ordinary token of the
-    vocabulary is no end by that file's word while another file names ends.
-
-    Args:
-        directory: the model's.
-        tokenizer: mlx-lm's, which knows its own ends.
+    Tools write other models' defaults into `config.json`. So an ordinary token there is no end if
+    another file names ends.
     """
     config, told = read_object(directory / "config.json"), generation_config(directory)
     nested = config.get("text_config")
@@ -114,13 +102,10 @@ def ends_of(directory: Path, tokenizer: Any) -> set[int]:
 
 
 def sampling_defaults(folder: Path) -> dict[str, float]:
-    """Read what holds where a request says nothing, by the names of `SamplingParams`.
+    """Read the defaults of `SamplingParams` from `generation_config.json`, by name.
 
-    What is not a number in bounds is left out, and logged. So is all where the file asks for greedy
-    answers (`do_sample` is false): its other values then mean nothing.
-
-    Args:
-        folder: of the model's files; without such a file there are none.
+    Values that are no numbers in bounds are ignored, and logged. All are ignored if the file asks
+    for greedy answers (`do_sample` is false), for which they have no meaning.
     """
     told = generation_config(folder)
     if told.get("do_sample") is False:

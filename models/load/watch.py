@@ -1,4 +1,4 @@
-"""How far a download is, and who looks at it."""
+"""Progress of a download, and its observer."""
 
 import threading
 from collections.abc import Callable
@@ -10,12 +10,7 @@ STALLED_AFTER = 60.0
 
 
 class Progress(NamedTuple):
-    """How far a download is.
-
-    Attributes:
-        done: bytes that are here, those of earlier attempts included.
-        total: bytes of all files.
-    """
+    """Bytes of a download that are here, from earlier attempts too, and of all files."""
 
     done: int
     total: int
@@ -26,9 +21,9 @@ class Watch:
     """An observer of a download, from any thread.
 
     Attributes:
-        report: told how far it is, a few times a second while bytes arrive.
-        stop: once set, it ends with an error soon; what has arrived is kept.
-        stalled_after: seconds without a byte, after which it is given up.
+        report: called a few times a second while bytes arrive.
+        stop: once set, the download soon ends with an error; received bytes are kept.
+        stalled_after: seconds without a byte after which it fails.
     """
 
     report: Callable[[Progress], object] = lambda _: None

@@ -23,18 +23,11 @@ Encode = Callable[..., Sequence[int]]
 
 
 class Boundaries(NamedTuple):
-    """Offsets in a prompt, in tokens; lists are ascending.
+    """Offsets in a prompt, in tokens; lists are ascending."""
 
-    Attributes:
-        system: end of the part that other conversations share, tools included, or None.
-        messages: ends of messages that a next turn keeps.
-        hints: ends of the parts that the client expects others to share; without `system` and
-            positions of the next turn.
-    """
-
-    system: int | None
-    messages: list[int]
-    hints: list[int]
+    system: int | None  # end of the part that other conversations share, tools included
+    messages: list[int]  # ends of messages that a next turn keeps
+    hints: list[int]  # ends of what the client says is shared, unless listed above
 
 
 def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> Boundaries:

@@ -25,16 +25,11 @@ class _Quirks(NamedTuple):
 
     The parsers silently skip a call or an argument that they cannot read, and their patterns take
     quadratic time if tags are not closed: seconds for 16 KB.
-
-    Attributes:
-        unit: beginning of each call between the markers, for a parser that skips calls.
-        tags: beginnings and ends of calls and arguments; they must alternate.
-        opening: a text at each of which the parser may read all of the text.
     """
 
-    unit: str = ""
-    tags: Sequence[tuple[str, str]] = ()
-    opening: str = ""
+    unit: str = ""  # beginning of each call, for a parser that skips calls
+    tags: Sequence[tuple[str, str]] = ()  # of calls and arguments; they must alternate
+    opening: str = ""  # the parser may read all text again for each of these
 
 
 def _tags(*names: str) -> list[tuple[str, str]]:
@@ -171,9 +166,6 @@ def _finite(word: re.Match[str]) -> str:
     if word[0] == "NaN":
         raise MalformedCallError("NaN is no JSON")
     return "1e999" if word[0] == "Infinity" else word[0]
-
-
-# -- JSON ----------------------------------------------------------------------------------
 
 
 def _refuse(constant: str) -> Any:

@@ -21,15 +21,10 @@ Message = Mapping[str, Any]
 
 
 class TokenText(NamedTuple):
-    """The text of one token.
+    """The text of one token."""
 
-    Attributes:
-        text: with U+FFFD for bytes that are no UTF-8 on their own; a special token's name.
-        data: its bytes, not always whole characters; None for unknown and invisible special tokens.
-    """
-
-    text: str
-    data: bytes | None
+    text: str  # with U+FFFD for bytes that are no UTF-8; a special token's name
+    data: bytes | None  # None for unknown and invisible special tokens, which write nothing
 
 
 class TextCodec:
@@ -41,10 +36,6 @@ class TextCodec:
     Args:
         tokenizer: mlx-lm's `TokenizerWrapper` of the model's tokenizer.
         rows: tokens that the model has an embedding of; None for all.
-
-    Attributes:
-        vocab_size: tokens that the tokenizer has.
-        embedded: tokens from 0 to this number may be in a prompt.
 
     Raises:
         ModelLoadError: the tokenizer has no fast (Rust) form.
@@ -63,7 +54,7 @@ class TextCodec:
         self.longest_token: int = max(map(len, self._fast.get_vocab()))
         # A vocabulary may have holes: its size is no count.
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
-        self.embedded: int = min(self.vocab_size, rows or self.vocab_size)
+        self.embedded: int = min(self.vocab_size, rows or self.vocab_size)  # usable in prompts
         self._token_bytes = TokenBytes(self._fast)
 
     def _answer_ends(self) -> frozenset[int]:
@@ -86,18 +77,16 @@ class TextCodec:
     def control(self) -> ControlText:
         """Names of special tokens, and of added tokens in the template or the format."""
         source, markers = self._template_source(), self._form.markers
+        texts = [source or "", *markers]
         added = [
             token
             for token in self._fast.get_added_tokens_decoder().values()
-            if token.special
-            or source is None
-            or token.content in source
-            or any(token.content in marker for marker in markers)
+            if token.special or source is None or any(token.content in text for text in texts)
         ]
         normalizer = self._fast.normalizer
         folds = normalizer is not None and any(token.normalized for token in added)
-        normalize = normalizer.normalize_str if folds else None
-        return ControlText((token.content for token in added), normalize)
+        names = (token.content for token in added)
+        return ControlText(names, normalizer.normalize_str if folds else None)
 
     def _template_source(self) -> str | None:
         """Return the template's text; None if it is a program of mlx-lm's."""
@@ -147,11 +136,7 @@ class TextCodec:
     ) -> str:
         """Render messages with the model's chat template.
 
-        Args:
-            messages: the conversation.
-            tools: in OpenAI's form, for a template that knows tools.
-            generation_prompt: append the beginning of an answer.
-            options: further variables of the template.
+        `tools` are in OpenAI's form; `options` are further variables of the template.
 
         Raises:
             TemplateError: the model has no template, or its template refuses the messages.
@@ -170,16 +155,13 @@ class TextCodec:
         try:
             return within(TEMPLATE_LIMIT, render)
         except TimeoutError as error:
-            raise TemplateTimeoutError(
-                f"the model's chat template takes more than {TEMPLATE_LIMIT:g} seconds for these "
-                "messages"
-            ) from error
+            words = f"the model's chat template takes more than {TEMPLATE_LIMIT:g} seconds"
+            raise TemplateTimeoutError(f"{words} for these messages") from error
         except OSError:
             raise  # no file descriptor was free: a fault of the machine, not of the messages
         except Exception as error:  # a template is a program: it may raise anything
-            reason = self.control.plain(str(error))
-            message = f"the model's chat template refuses these messages: {reason}"
-            raise TemplateError(message) from error
+            words = f"the model's chat template refuses these messages: {error}"
+            raise TemplateError(self.control.plain(words)) from error
 
     def encode_conversation(
         self, conversation: Conversation, *, generation_prompt: bool = True
@@ -200,8 +182,7 @@ class TextCodec:
         if self.control.is_marked(text):
             return self.encode_pieces([text])[0]
         batch = self._fast.encode_batch_fast([text], add_special_tokens=special_tokens)
-        ids: list[int] = batch[0].ids
-        return ids
+        return list(batch[0].ids)
 
     def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts that follow each other, without the model's own prefix."""

@@ -97,9 +97,6 @@ class Conversation(msgspec.Struct, kw_only=True):
     hints: list[CacheHint] = []
 
 
-# -- constraints on an answer --------------------------------------------------------------
-
-
 class JSONObject(msgspec.Struct, frozen=True):
     """Any JSON object."""
 

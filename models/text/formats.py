@@ -59,19 +59,12 @@ class ReasoningFormat(NamedTuple):
 
 
 class ToolFormat(NamedTuple):
-    """Markers around a call.
+    """Markers around a call."""
 
-    Attributes:
-        start: never empty.
-        end: empty if only the answer's end ends a call.
-        parse: of the model's own form; None for the generic form.
-        called: the tool's name, if the start has it; then the arguments follow.
-    """
-
-    start: str
-    end: str
-    parse: ToolParser | None = None
-    called: str = ""
+    start: str  # never empty
+    end: str  # empty if only the answer's end ends a call
+    parse: ToolParser | None = None  # of the model's own form; None for the generic form
+    called: str = ""  # the tool's name, if the start has it; the arguments follow
 
     @property
     def name(self) -> str:
@@ -91,23 +84,14 @@ GENERIC = ToolFormat("<tool_call>", "</tool_call>")
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """All markers of a model. Immutable, so safe from any thread.
+    """All markers of a model. Immutable, so safe from any thread."""
 
-    Attributes:
-        reasoning: None for a model that does not think.
-        tools: its own form of calls; None if mlx-lm knows none.
-        structural: markup without a meaning.
-        transitions: by state, the markers that end it, and the states that follow.
-        initial: state in which an answer begins, if it does not begin with thoughts.
-        headed: the state `HEADER` is harmony's, whose headers are read as a whole.
-    """
-
-    reasoning: ReasoningFormat | None = None
-    tools: ToolFormat | None = None
-    structural: Sequence[str] = ()
+    reasoning: ReasoningFormat | None = None  # None for a model that does not think
+    tools: ToolFormat | None = None  # its own form of calls; None if mlx-lm knows none
+    structural: Sequence[str] = ()  # markup without a meaning
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
-    initial: str = NORMAL
-    headed: bool = False
+    initial: str = NORMAL  # state in which an answer without thoughts begins
+    headed: bool = False  # the state `HEADER` is harmony's
 
     @cached_property
     def _edges(self) -> dict[bool, dict[str, Edges]]:

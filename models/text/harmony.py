@@ -43,17 +43,11 @@ _HEADER = re.compile(  # its words, with one blank behind each
 
 
 class Header(NamedTuple):
-    """Header of a message.
+    """Header of a message."""
 
-    Attributes:
-        end: index of its end; of its beginning if there is no header.
-        thinks: a thought follows.
-        called: the tool whose arguments follow; empty if text follows.
-    """
-
-    end: int
-    thinks: bool = False
-    called: str = ""
+    end: int  # index of its end; of its beginning if there is no header
+    thinks: bool = False  # a thought follows
+    called: str = ""  # the tool whose arguments follow; empty if text follows
 
 
 def is_harmony(template: Any) -> bool:

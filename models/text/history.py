@@ -35,24 +35,15 @@ _Key = tuple[str, str]
 
 
 class Answer(NamedTuple):
-    """A generated answer, and its parts as a client can send them back.
+    """A generated answer, and its parts as a client can send them back."""
 
-    Attributes:
-        tokens: without the token that ended it, and without markup before it that the template
-            writes.
-        opening: block of thoughts at the end of its prompt, open or empty.
-        thought: it has thoughts.
-        tail: tokens after its thoughts; encoded again if a token is part of both.
-        calls: names and arguments, as JSON texts.
-    """
-
-    tokens: tuple[int, ...]
-    opening: str
-    thought: bool
+    tokens: tuple[int, ...]  # without the token that ended it, and without markup before it
+    opening: str  # block of thoughts at the end of its prompt, open or empty
+    thought: bool  # it has thoughts
     reasoning: str
-    tail: tuple[int, ...]
+    tail: tuple[int, ...]  # tokens after its thoughts; encoded again if a token is part of both
     content: str
-    calls: tuple[tuple[str, str], ...]
+    calls: tuple[tuple[str, str], ...]  # names and arguments, as JSON texts
 
     @property
     def nbytes(self) -> int:
@@ -131,18 +122,12 @@ class Lineage:
 def read_answer(
     codec: TextCodec, tokens: Sequence[int], tools: Sequence[Tool], prompt: str
 ) -> Answer | None:
-    """Make the record of an answer.
+    """Make the record of an answer, from its tokens without the one that ended it.
 
-    Args:
-        codec: of the model.
-        tokens: all generated tokens, without the one that ended the answer.
-        tools: tools whose calls were looked for; none if calls were left in the text.
-        prompt: its rendered prompt, or the end of it.
-
-    Returns:
-        None for an answer that cannot be put back: its thoughts have no end, it ends inside a
-        character, it has special tokens that are no markup, or, in a format with headers, it has
-        several messages besides its thoughts.
+    `tools` are those whose calls were looked for; none if calls were left in the text. `prompt` is
+    the rendered prompt, or the end of it. None for an answer that cannot be put back: its thoughts
+    have no end, it ends inside a character, it has special tokens that are no markup, or, in a
+    format with headers, it has several messages besides its thoughts.
     """
     form, detokenizer = codec.template.form, codec.detokenizer(codec.markup_tokens)
     reasoning = form.reasoning
@@ -169,15 +154,11 @@ def read_answer(
         tail = _tail(codec, tokens, texts, match.end())
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
     arguments = [event.arguments for event in events if isinstance(event, ToolCallDelta)]
-    return Answer(
-        generated,
-        opening_of(reasoning, prompt),
-        thought,
-        "".join(event.text for event in events if isinstance(event, ReasoningDelta)),
-        tail,
-        "".join(event.text for event in events if isinstance(event, TextDelta)),
-        tuple(zip(names, arguments, strict=True)),
-    )
+    calls = tuple(zip(names, arguments, strict=True))
+    thoughts = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+    content = "".join(event.text for event in events if isinstance(event, TextDelta))
+    opening = opening_of(reasoning, prompt)
+    return Answer(generated, opening, thought, thoughts, tail, content, calls)
 
 
 def _only_text(text: str, events: Sequence[OutputEvent], header: str) -> int | None:
@@ -233,12 +214,8 @@ def encode_prompt(
 ) -> Prompt:
     """Render a conversation to tokens, with remembered answers as they were generated.
 
-    Args:
-        codec: of the model.
-        conversation: its tools and options included.
-        answers: by their messages' indices; those of later messages are ignored.
-        own: the template's rendering, if it is known.
-        generation_prompt: append the beginning of an answer.
+    `answers` are by their messages' indices; those of later messages are ignored. `own` is the
+    template's rendering, if it is known.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
@@ -253,21 +230,30 @@ def encode_prompt(
     tokens: list[int] | None = None
     if same:
         try:
-            texts, put, dropped = _splice(
+            fits, rest = _splice(
                 codec, conversation, same, own, generation_prompt=generation_prompt
             )
         except _UnlikeError as error:
             misses += [Miss(i, str(error)) for i in same]
         else:
-            misses += dropped
-            tokens, *encoded = codec.encode_pieces(texts)
-            for ids, text in zip(put, encoded, strict=True):
-                tokens += [*ids, *text]
+            misses += [Miss(i, fit.reason) for i, fit in fits.items() if fit.reason]
+            tokens, *encoded = codec.encode_pieces([*(fit.text for fit in fits.values()), rest])
+            for fit, text in zip(fits.values(), encoded, strict=True):
+                tokens += [*fit.tokens, *text]
     return Prompt(tokens or codec.encode(own, special_tokens=False), sorted(misses))
 
 
 class _UnlikeError(Exception):
     """Answers cannot be put into a prompt; the message says why."""
+
+
+class _Fit(NamedTuple):
+    """An answer's place after `head`, the text before its placeholder without thoughts."""
+
+    head: str
+    text: str  # the prompt's text before it
+    tokens: Sequence[int]  # all of the answer's, or those after its thoughts
+    reason: str = ""  # why it is not as it was generated, or empty
 
 
 def _splice(
@@ -277,11 +263,8 @@ def _splice(
     own: str,
     *,
     generation_prompt: bool,
-) -> tuple[list[str], list[Sequence[int]], list[Miss]]:
-    """Put answers at the template's placeholders.
-
-    Returns:
-        Texts, the tokens of the answers between them (one fewer), and misses.
+) -> tuple[dict[int, _Fit], str]:
+    """Return how each answer is put in, by its message's index, and the text after the last one.
 
     Raises:
         _UnlikeError: the template writes the text around a placeholder in another way.
@@ -296,10 +279,8 @@ def _splice(
         rest = codec.template.render(told, generation_prompt=generation_prompt)
     except TemplateError as error:
         raise _UnlikeError(f"the template refuses a placeholder: {error}") from error
-    texts: list[str] = []
-    tokens: list[Sequence[int]] = []
-    misses: list[Miss] = []
-    seen = 0  # how much of the template's own rendering is known to be the same
+    fits: dict[int, _Fit] = {}
+    seen = 0  # characters of the template's own rendering that are known to be the same
     for i, answer in answers.items():
         before, found, rest = rest.partition(f"umbel{mark}c{i}e")
         if not found:
@@ -307,31 +288,13 @@ def _splice(
         plain, shown, _ = before.partition(f"umbel{mark}r{i}e")
         fit = _fit(codec.template.form.reasoning, answer, plain, thoughts=bool(shown))
         at = own.find(fit.head, seen)
-        if at < 0 or (at and not texts):
-            raise _UnlikeError("the template writes what is around it in another way")
+        if at < 0 or (at and not fits):
+            raise _UnlikeError("the template writes the text before it in another way")
         seen = at + len(fit.head)
-        if fit.reason:
-            misses.append(Miss(i, fit.reason))
-        texts.append(fit.text)
-        tokens.append(fit.tokens)
+        fits[i] = fit
     if not own.endswith(rest) or len(own) - len(rest) < seen:
-        raise _UnlikeError("the template writes what follows it in another way")
-    return [*texts, rest], tokens, misses
-
-
-class _Fit(NamedTuple):
-    """An answer's place after `head`, the text before its placeholder without thoughts.
-
-    Attributes:
-        text: the prompt's text before it.
-        tokens: all of the answer's, or those after its thoughts.
-        reason: why it is not as it was generated, or empty.
-    """
-
-    head: str
-    text: str
-    tokens: Sequence[int]
-    reason: str = ""
+        raise _UnlikeError("the template writes the text after it in another way")
+    return fits, rest
 
 
 def _fit(reasoning: ReasoningFormat | None, answer: Answer, plain: str, *, thoughts: bool) -> _Fit:

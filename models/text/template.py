@@ -115,8 +115,6 @@ class ChatTemplate:
                 )
         return msgspec.structs.replace(conversation, messages=messages)
 
-    # -- messages --------------------------------------------------------------------------
-
     def _dicts(self, conversation: Conversation, *, native: bool) -> _Dicts:
         messages = conversation.messages
         if native or (self.abilities.tools and not conversation.tools):

@@ -58,8 +58,7 @@ def flip(shards: list[Path], place: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [swap, list.pop, *(partial(flip, place=place) for place in (0, 1_500_000, 2_999_999))],
+    "change", [swap, list.pop, *(partial(flip, place=place) for place in (0, 1_500_000, 2_999_999))]
 )
 def test_weights_matter(shards: list[Path], change: Callable[[list[Path]], object]) -> None:
     """All of every file is read, first to last byte, and its name; the number of files counts."""

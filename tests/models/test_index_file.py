@@ -115,10 +115,7 @@ def test_a_wheel_without_the_right_file(index: PackageIndex, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_an_index_that_does_not_answer(
-    index: PackageIndex,
-    file: IndexFile,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    index: PackageIndex, file: IndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A timeout of pip's own ends it with its cause; where that is longer, umbel's bound does."""
     index.fault = "hanging"

@@ -58,11 +58,7 @@ def test_a_variable_is_stronger_than_a_file(tmp_path: Path) -> None:
     """As it is for uv; further indexes of both count."""
     file = tmp_path / "uv.toml"
     file.write_text(f'index-url = "{ONE}"\nextra-index-url = ["{TWO}"]')
-    environment = {
-        "UV_CONFIG_FILE": str(file),
-        "UV_DEFAULT_INDEX": THREE,
-        "UV_INDEX": ONE,
-    }
+    environment = {"UV_CONFIG_FILE": str(file), "UV_DEFAULT_INDEX": THREE, "UV_INDEX": ONE}
     assert pip_variables(environment) == {
         "PIP_INDEX_URL": THREE,
         "PIP_EXTRA_INDEX_URL": f"{ONE} {TWO}",

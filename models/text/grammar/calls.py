@@ -29,12 +29,7 @@ def call_form(native: str | None) -> str:
 
 
 def add_calls(lark: Lark, calls: ToolCalls, content: str | None = None) -> None:
-    """Write the rule `answer`.
-
-    Args:
-        lark: the grammar.
-        calls: the tools, and how they may be called.
-        content: rule for an answer without calls; None allows any text around calls.
+    """Write the rule `answer`; `content` is that of an answer without calls, None any text.
 
     Raises:
         GrammarError: there is no tool, no such form, or a schema is not supported.

@@ -14,15 +14,7 @@ import numpy as np
 
 from ...errors import GrammarError, MatcherError
 from ..codec import TextCodec
-from ..conversation import (
-    Choice,
-    Constraint,
-    JSONObject,
-    JSONSchema,
-    Reasoning,
-    Regex,
-    ToolCalls,
-)
+from ..conversation import Choice, Constraint, JSONObject, JSONSchema, Reasoning, Regex, ToolCalls
 from .calls import NARROWED, add_calls
 from .lark import Lark, as_document
 from .matcher import Grammar, Vocabulary, grammar_tokenizer, in_words, mask_of, parse
@@ -32,12 +24,11 @@ from .schema_rewrite import SchemaReader
 _THREADS = 2
 _KEPT = 128
 _KEPT_BYTES = 64 << 20
-# What a grammar takes, as measured: at most so much in each of the cases, answers included, which
-# add states to what its masks are computed with.
-_BYTES = 512 << 10  # of the smallest
-_BYTES_PER_CHARACTER = 160  # of its text
-_BYTES_PER_REPEAT = 4096  # that is counted: each is a state
-_MOST_REPEATS = 4096  # which answers reach
+# Upper bounds of a grammar's memory as measured, with the states that answers add.
+_BYTES = 512 << 10
+_BYTES_PER_CHARACTER = 160
+_BYTES_PER_REPEAT = 4096  # each counted repeat is a state
+_MOST_REPEATS = 4096  # that answers reach
 _COUNTED = re.compile(r'"m(?:ax|in)Length": (\d{1,9})\b|\{(?:\d+,)?(\d{1,9})\}')
 _QUOTED = 100  # characters of an option
 _MOST_PATTERNS = 500
@@ -104,7 +95,7 @@ class GrammarCompiler:
 
     def _keep(self, key: bytes, grammar: Grammar) -> None:
         if key in self._kept or grammar.nbytes > _KEPT_BYTES:
-            return  # another thread was faster, or there is no room, however much else is dropped
+            return  # another thread was faster, or it is larger than the whole cache
         self._kept[key] = grammar
         self._kept_bytes += grammar.nbytes
         while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
@@ -125,14 +116,13 @@ class GrammarCompiler:
         content = constraint.content if isinstance(constraint, ToolCalls) else constraint
         written = None
         if content is not None:
-            body = _content(lark, content, around.markers)
-            written = f"{lark.marker(around.header)} {body}"
+            written = f"{lark.marker(around.header)} {_content(lark, content, around.markers)}"
+            if around.markers and isinstance(content, Regex):
+                self._check_pattern(vocabulary, content, around.markers)
         if calls is not None:
             add_calls(lark, calls, written)
         elif written is not None:
             lark.rule("answer", written)
-        if around.markers and isinstance(content, Regex):
-            self._check_pattern(vocabulary, content, around.markers)
         lark.rule("start", _start(lark, around.reasoning, calls.starts if calls else []))
         _rehearse(vocabulary.tokenizer, lark.schemas)
         parser = parse(vocabulary.tokenizer, str(lark))
@@ -176,14 +166,10 @@ def _what_counts(constraint: Constraint | ToolCalls) -> Constraint | ToolCalls:
     """Drop the parts on which a grammar does not depend: they may be megabytes."""
     if not isinstance(constraint, ToolCalls):
         return constraint
-    tools = [
-        msgspec.structs.replace(
-            tool,
-            description="",
-            parameters=tool.parameters if tool.strict or constraint.forced else {},
-        )
-        for tool in constraint.tools
-    ]
+    tools = []
+    for tool in constraint.tools:
+        parameters = tool.parameters if tool.strict or constraint.forced else {}
+        tools.append(msgspec.structs.replace(tool, description="", parameters=parameters))
     return msgspec.structs.replace(constraint, tools=tools)
 
 
@@ -231,9 +217,6 @@ def _content(lark: Lark, constraint: Constraint, markers: Sequence[str]) -> str:
                     raise GrammarError(f"the option {option[:_QUOTED]!r} {words}")
             lark.rule("ANSWER", lark.one_of(options))
     return "ANSWER"
-
-
-# -- why one does not compile --------------------------------------------------------------
 
 
 def _rehearse(vocabulary: Any, reader: SchemaReader) -> None:

@@ -73,12 +73,9 @@ class Lark:
         return rf"/[ \t\r\n]*/ ({' | '.join(map(self.text, texts))}) TEXT"
 
     def up_to(self, end: str, without: Iterable[str] = (), condition: str = "") -> str:
-        """Match any text up to the first of a marker, and the marker.
+        """Match text up to the first `end` marker, and the marker.
 
-        Args:
-            end: the marker.
-            without: texts that do not stand before it.
-            condition: a terminal that the text before it also matches.
+        The text has none of `without`, and also matches the terminal `condition`.
         """
         text = self.free(without)
         if condition:

@@ -83,11 +83,7 @@ class Matcher:
         self._other = llguidance.LLMatcher(vocabulary.tokenizer, "", log_level=0)
 
     def consume(self, token: int) -> None:
-        """Take the answer's next token, except the one that ends it.
-
-        Raises:
-            MatcherError: the token is not allowed, or the grammar is too complex to go on.
-        """
+        """Take the answer's next token, not its end; raise MatcherError if that fails."""
         self._first = None
         both = [(self._parser, token), (self._other, token)]
         if not self._vocabulary.executor.consume_token_par(both)[0]:
@@ -99,11 +95,7 @@ class Matcher:
         return bool(self._parser.is_stopped())
 
     def mask(self) -> Mask:
-        """Compute the tokens allowed next, ends included if the answer may end.
-
-        Raises:
-            MatcherError: the grammar is too complex to go on.
-        """
+        """Compute the tokens allowed next, ends included; raise MatcherError if too complex."""
         if self._first is not None:
             return self._first
         return mask_of(self._parser, self._vocabulary.words)
@@ -124,19 +116,12 @@ class Grammar:
 
 
 def mask_of(parser: Any, words: int) -> Mask:
-    """Compute the mask of a parser's next position.
-
-    Raises:
-        MatcherError: it cannot be computed, or no token is allowed.
-    """
+    """Compute the next mask; raise MatcherError if that fails or no token is allowed."""
     mask = np.zeros(words, np.uint32)
     parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     if parser.is_error():  # the mask allows the end then, as if the answer were complete
         raise MatcherError(in_words(parser.get_error()))
     return mask
-
-
-# -- the vocabulary ------------------------------------------------------------------------
 
 
 def grammar_tokenizer(codec: TextCodec) -> Any:

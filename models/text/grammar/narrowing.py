@@ -42,11 +42,7 @@ class Narrowing:
         self._depth = 0
 
     def schema(self, schema: Any) -> Any:
-        """Narrow a schema.
-
-        Raises:
-            UnwritableError: it is not supported, or no value is left.
-        """
+        """Narrow a schema; raise UnwritableError if that fails or leaves no value."""
         if isinstance(schema, bool):
             return {"$ref": self._reference("anything")} if schema else False
         if self._depth > _DEEPEST:

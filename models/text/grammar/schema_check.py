@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...errors import GrammarError
 
 MOST_NODES = 20_000
-"""Values in a schema, all counted: objects, members, elements."""
+"""Values in a schema, objects, members and elements included."""
 
 MOST_CHARACTERS = 500_000
 DEEPEST = 96
@@ -36,7 +36,7 @@ KEPT = frozenset(
         "pattern", "required", "type",
     }
 )  # fmt: skip
-"""Keywords that the grammar's compiler honours as they are."""
+"""Keywords that the grammar's compiler supports as they are."""
 
 _BELOW = frozenset(
     {
@@ -54,7 +54,7 @@ _REFUSED = {
     "dependencies": "object", "dependentRequired": "object", "dependentSchemas": "object",
     "unevaluatedProperties": "object",
 }  # fmt: skip
-"""Keywords that are not supported, and the one type of value that each is about."""
+"""Unsupported keywords, and the type of value that each restricts."""
 
 _WITHOUT_EFFECT: dict[str, list[Any]] = {
     **{keyword: [{}] for keyword in ("dependencies", "dependentRequired", "dependentSchemas")},
@@ -65,7 +65,7 @@ EFFECTIVE = KEPT.union(
     ("items", "oneOf", "patternProperties", "prefixItems", "properties", "propertyNames", "then"),
     ("uniqueItems", *_REFUSED),
 )
-"""Keywords that say something of a value."""
+"""Keywords that restrict a value."""
 
 
 def within(place: str, name: str | int) -> str:
@@ -153,17 +153,11 @@ def measure(schema: Any, place: str = "") -> int:
 
 
 class _Weight(NamedTuple):
-    """Size of a schema when all that applies to one value is merged.
+    """Size of a schema when all that applies to one value is merged."""
 
-    Attributes:
-        names: of properties; compiling an object takes their square.
-        combinations: of the options of several lists of options.
-        patterns: for one text; each doubles the time of a match.
-    """
-
-    names: int = 0
-    combinations: int = 1
-    patterns: int = 0
+    names: int = 0  # of properties; compiling an object takes their square
+    combinations: int = 1  # of the options of several lists of options
+    patterns: int = 0  # for one text; each doubles the time of a match
 
 
 class Scale:
@@ -185,7 +179,7 @@ class Scale:
             if found > most:
                 raise GrammarError(f"has over {most} {words}", place)
         if "multipleOf" in schema:
-            # Remainders of so many are told apart, digit by digit.
+            # The compiler tells the remainders apart, digit by digit.
             number = Decimal(str(schema["multipleOf"])).normalize().as_tuple()
             zeros = max(0, int(number.exponent))
             self._multiples += int(Decimal((0, number.digits, min(zeros, 5))))
@@ -199,9 +193,8 @@ class Scale:
         if id(schema) in self._known:
             return self._known[id(schema)]
         if depth > _LONGEST_CHAIN:
-            words = f"leads to over {_LONGEST_CHAIN} schemas, one inside the other"
-            raise GrammarError(words, place)
-        self._known[id(schema)] = _Weight()  # for one that leads back to itself
+            raise GrammarError(f"leads to over {_LONGEST_CHAIN} nested schemas", place)
+        self._known[id(schema)] = _Weight()  # for a schema that leads back to itself
         names, combinations = len(schema.get("properties", {})), 1
         patterns = ("pattern" in schema) + ("format" in schema)
         target = self._definitions.get(str(schema.get("$ref")).removeprefix("#/$defs/"))
@@ -215,9 +208,9 @@ class Scale:
             names += sum(option.names for option in options)
             combinations *= sum(option.combinations for option in options) or 1
             patterns += max((option.patterns for option in options), default=0)
-        heaviest = _Weight(names, min(combinations, _MOST_COMBINATIONS + 1), patterns)
-        self._known[id(schema)] = heaviest
-        return heaviest
+        combinations = min(combinations, _MOST_COMBINATIONS + 1)
+        self._known[id(schema)] = _Weight(names, combinations, patterns)
+        return self._known[id(schema)]
 
 
 # -- slips ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ _MOST_COMPARED = 100_000  # names of objects
 _DEEPEST = 32
 
 LOOKED_THROUGH = 16
-"""References one behind the other."""
+"""References that follow each other."""
 
 _T = TypeVar("_T")
 Values = frozenset[tuple[str, Any]]
@@ -132,22 +132,12 @@ def _step(found: Any, step: str) -> Any:
     return None
 
 
-# -- what is known ------------------------------------------------------------------------
-
-
 class Known(NamedTuple):
-    """Facts about each value of a schema.
+    """Facts about each value of a schema."""
 
-    Attributes:
-        types: its type is one of these; integers are numbers. None if unknown.
-        values: it is one of these; None if there are others.
-        required: if it is an object, it has these names.
-        tags: if it is an object with such a name, the name's value is one of these.
-    """
-
-    types: frozenset[str] | None = None
-    values: Values | None = None
-    required: frozenset[str] = frozenset()
+    types: frozenset[str] | None = None  # integers are numbers; None if unknown
+    values: Values | None = None  # None if there are others
+    required: frozenset[str] = frozenset()  # names that an object has
     tags: dict[str, Values] = {}  # noqa: RUF012  (it is not changed)
 
     @property
@@ -171,12 +161,12 @@ class Facts:
         """Find the facts about a schema."""
         try:
             schema = self._references.resolved(schema, place)
-        except GrammarError:  # it will be found, and its place told, when it is rewritten
+        except GrammarError:  # the rewriting will raise it, with its place
             return _NOTHING
         if not isinstance(schema, dict) or self._depth >= _DEEPEST:
             return _NOTHING
         if id(schema) not in self._known:
-            self._known[id(schema)] = _NOTHING  # for one that leads back to itself
+            self._known[id(schema)] = _NOTHING  # for a schema that leads back to itself
             self._depth += 1
             try:
                 self._known[id(schema)] = self._find(schema, place)
@@ -217,7 +207,7 @@ def additions(options: Sequence[Known], preferred: str | None) -> list[frozenset
         for i, one in enumerate(options[:j]):
             if _are_disjoint(one.types, two.types) or _are_disjoint(one.values, two.values):
                 continue
-            # What one of them lacks still matches the other as it was, without the added name.
+            # A name that only one option requires still lets values match both.
             required = one.required | two.required | (added[i] & added[j])
             names = _telling(one, two)
             if not names:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...errors import GrammarError
+from . import schema_values as values
 from .schema_check import (
     COUNTS,
     DEEPEST,
@@ -25,23 +26,12 @@ from .schema_check import (
     within,
 )
 from .schema_references import LOOKED_THROUGH, Facts, References, Target, additions
-from .schema_values import (
-    check_pattern,
-    check_values,
-    count,
-    hold_names,
-    hold_text,
-    hold_unique,
-    set_bounds,
-)
 
 _DEFINITIONS = "#/$defs/"
 _REWRITTEN = frozenset(
-    {
-        "additionalProperties", "allOf", "anyOf", "items", "patternProperties", "prefixItems",
-        "properties",
-    }
-)  # fmt: skip
+    {"additionalProperties", "allOf", "anyOf", "items"}
+    | {"patternProperties", "prefixItems", "properties"}
+)
 
 
 class SchemaReader:
@@ -115,15 +105,14 @@ class _Document:
         ended: set[str] = set()
         for (place, _), first in self._names.items():
             reference, way = first, {first}
-            schema = self._reader.definitions[reference.removeprefix(_DEFINITIONS)]
-            while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+            while reference not in ended:
+                schema = self._reader.definitions[reference.removeprefix(_DEFINITIONS)]
+                if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
+                    break
                 reference = schema["$ref"]
                 if reference in way:
                     raise GrammarError("refers to itself and says nothing else", place)
-                if reference in ended:
-                    break
                 way.add(reference)
-                schema = self._reader.definitions[reference.removeprefix(_DEFINITIONS)]
             ended |= way
 
     def _rewrite(self, schema: Any, place: str) -> Any:
@@ -141,7 +130,7 @@ class _Document:
         self._keywords(new, schema, place)
         for pattern in schema.get("patternProperties", {}):
             at = within(within(place, "patternProperties"), pattern)
-            check_pattern(pattern, at)
+            values.check_pattern(pattern, at)
             self._reader.note_patterns([pattern], at)
         if "propertyNames" in schema and "object" in types_of(schema):
             self._hold_names(new, schema["propertyNames"], within(place, "propertyNames"))
@@ -149,23 +138,23 @@ class _Document:
             items = schema.get("items", {})
             target = self._references.resolved(items, within(place, "items"))
             known = effective(target) if isinstance(target, dict) else {}
-            hold_unique(new, known, within(place, "uniqueItems"))
+            values.hold_unique(new, known, within(place, "uniqueItems"))
         self._references.other_base = outer
         self._depth -= 1
-        more = hold_text(new, schema, place)
+        more = values.hold_text(new, schema, place)
         for part in more:
             self._reader.note(part, place)
         patterns = [part["pattern"] for part in (new, *more) if "pattern" in part]
         self._reader.note_patterns(patterns, within(place, "pattern"))
-        set_bounds(new, place)
-        check_values(new, place)
+        values.set_bounds(new, place)
+        values.check_values(new, place)
         return new
 
     def _keywords(self, new: dict[str, Any], schema: dict[str, Any], place: str) -> None:
         for keyword, value in schema.items():
             at = within(place, keyword)
             if keyword in COUNTS:
-                new[keyword] = count(keyword, int(value), at)
+                new[keyword] = values.count(keyword, int(value), at)
             elif keyword in KEPT:
                 new[keyword] = value
             elif keyword == "$ref":
@@ -179,9 +168,8 @@ class _Document:
         if isinstance(new.get("items"), list):
             new["prefixItems"] = new.pop("items")
             if "additionalItems" in schema:
-                new["items"] = self._rewrite(
-                    schema["additionalItems"], within(place, "additionalItems")
-                )
+                at = within(place, "additionalItems")
+                new["items"] = self._rewrite(schema["additionalItems"], at)
 
     def _hold_names(self, new: dict[str, Any], names: Any, place: str) -> None:
         target = self._references.resolved(names, place)
@@ -193,7 +181,7 @@ class _Document:
         value = new.get("additionalProperties", True)
         if isinstance(value, dict):  # not copied: there may be many names
             value = {"$ref": self._define(value)}
-        hold_names(new, known, value, place)
+        values.hold_names(new, known, value, place)
         self._reader.note_patterns(new.get("patternProperties", {}), place)
 
     def _one_of(self, new: dict[str, Any], schema: dict[str, Any], place: str) -> None:

@@ -25,9 +25,6 @@ _DESCRIBED = frozenset({"format", "maxLength", "minLength", "pattern", "type"})
 _UNIQUE = f"is supported only for a list of at most {_MOST_VALUES} values, given by enum"
 
 
-# -- texts ---------------------------------------------------------------------------------
-
-
 def check_pattern(pattern: str, place: str) -> None:
     """Raise GrammarError for a pattern with look-around."""
     if any(found[0].startswith("(") for found in _TOKEN.finditer(pattern)):
@@ -37,11 +34,7 @@ def check_pattern(pattern: str, place: str) -> None:
 def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[dict[str, Any]]:
     """Write a schema's pattern and format into the rewritten one.
 
-    Returns:
-        The schemas in `allOf` for further patterns.
-
-    Raises:
-        GrammarError: they are not supported.
+    Returns the schemas in `allOf` for further patterns. Raises GrammarError for unsupported ones.
     """
     patterns: list[str] = []
     if "pattern" in new:
@@ -63,9 +56,6 @@ def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[d
     if more:
         new["allOf"] = [*new.get("allOf", []), *more]
     return more
-
-
-# -- numbers -------------------------------------------------------------------------------
 
 
 def count(keyword: str, number: int, place: str) -> int:
@@ -119,20 +109,11 @@ def _check_value(value: Any, place: str) -> None:
         raise GrammarError("is a number that is too large to be written exactly", place)
 
 
-# -- names and sets ------------------------------------------------------------------------
-
-
 def hold_names(new: dict[str, Any], names: dict[str, Any], value: Any, place: str) -> None:
-    """Restrict an object to names.
+    """Restrict an object to the names that the effective keywords `names` allow.
 
-    Args:
-        new: the rewritten schema, changed here.
-        names: effective keywords of its `propertyNames`.
-        value: rewritten schema for a name without one.
-        place: of the names' schema.
-
-    Raises:
-        GrammarError: the restriction is not supported.
+    `value` is the rewritten schema for a name without one. Raises GrammarError if the restriction
+    is not supported.
     """
     if "string" not in types_of(names):
         raise GrammarError("must allow texts", place)
@@ -175,15 +156,9 @@ def _patterns_of(names: dict[str, Any], place: str) -> list[str]:
 
 
 def hold_unique(new: dict[str, Any], items: dict[str, Any], place: str) -> None:
-    """Allow no value twice in an array; values keep the schema's order.
+    """Allow no value of `items` (effective keywords) twice; values keep the schema's order.
 
-    Args:
-        new: the rewritten schema, changed here.
-        items: effective keywords of its `items`.
-        place: of `uniqueItems`.
-
-    Raises:
-        GrammarError: there are too many values.
+    Raises GrammarError for too many values.
     """
     if "array" not in types_of(new) or new.get("maxItems", 2) <= 1:
         return

@@ -31,19 +31,12 @@ _KINDS = {
 
 
 class Written(NamedTuple):
-    """Spelling of a parameter's value.
+    """Spelling of a parameter's value."""
 
-    Attributes:
-        json: schema of values written as JSON; None if there are none.
-        text: part of a schema for values written as plain text; None if there are none.
-        null: a text may be null.
-        barred: terminals that no text matches.
-    """
-
-    json: Any = None
-    text: Mapping[str, Any] | None = None
-    null: bool = False
-    barred: Sequence[str] = ()
+    json: Any = None  # schema of values written as JSON, if there are any
+    text: Mapping[str, Any] | None = None  # schema of values written as text, if there are any
+    null: bool = False  # a text may be null
+    barred: Sequence[str] = ()  # terminals that no text matches
 
 
 Leaves = Callable[[Any], list[Mapping[str, Any]]]
@@ -51,25 +44,15 @@ Leaves = Callable[[Any], list[Mapping[str, Any]]]
 
 
 class TaggedForm(NamedTuple):
-    """A form of arguments between tags. A line break may stand at `~` in a template.
+    """A form of arguments between tags. In templates, a line break may stand at `~`."""
 
-    Attributes:
-        tags: texts that no value has.
-        head: template before a call's arguments, with `{}` for the tool's name.
-        tail: template after them.
-        before: template before a value, with `{}` for the parameter's name.
-        after: template after it.
-        written: spells a value, by the tool's own schema and the rewritten one.
-        stripped: the parser strips blanks around a value.
-    """
-
-    tags: tuple[str, ...]
-    head: str
-    tail: str
-    before: str
-    after: str
-    written: Callable[[Any, Any, Leaves], Written]
-    stripped: bool
+    tags: tuple[str, ...]  # texts that no value has
+    head: str  # before a call's arguments; `{}` is the tool's name
+    tail: str  # after a call's arguments
+    before: str  # before a value; `{}` is the parameter's name
+    after: str  # after a value
+    written: Callable[[Any, Any, Leaves], Written]  # by the own schema and the rewritten one
+    stripped: bool  # the parser strips blanks around a value
 
 
 def add_tagged(lark: Lark, form: TaggedForm, tools: Sequence[tuple[Tool, Any]]) -> str:
@@ -152,9 +135,6 @@ def _is_plain(value: Any, form: TaggedForm, written: Written) -> bool:
     if form.stripped and value != value.strip():
         return False
     return bool(value) and not (written.barred and value.lstrip()[:1] in ("[", "{"))
-
-
-# -- values as each parser reads them ------------------------------------------------------
 
 
 def _leaves(

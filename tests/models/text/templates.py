@@ -200,10 +200,7 @@ def template_of(source: str, form: str | None = None) -> ChatTemplate:
     ) -> str:
         try:
             return compiled.render(
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=generation_prompt,
-                **options,
+                messages=messages, tools=tools, add_generation_prompt=generation_prompt, **options
             )
         except Exception as error:
             raise TemplateError(str(error)) from error

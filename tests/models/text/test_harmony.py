@@ -47,10 +47,7 @@ ANSWERS: dict[str, tuple[str, list[Part]]] = {
     "an ended call": (f"{THOUGHT}{NEXT}{IN_CHANNEL}{ARGUMENTS}<|call|>", [HM, PARIS]),
     "the recipient in the role": (f"{THOUGHT}{NEXT}{IN_ROLE}{ARGUMENTS}<|call|>", [HM, PARIS]),
     "the recipient first": (f"{IN_ROLE}{ARGUMENTS}", [PARIS]),
-    "no type": (
-        f"<|channel|>commentary to=functions.get_weather<|message|>{ARGUMENTS}",
-        [PARIS],
-    ),
+    "no type": (f"<|channel|>commentary to=functions.get_weather<|message|>{ARGUMENTS}", [PARIS]),
     "no blank": (f"{IN_CHANNEL.replace(' <|c', '<|c')}{ARGUMENTS}", [PARIS]),
     "a call while thinking": (
         f"<|channel|>analysis to=functions.get_weather code<|message|>{ARGUMENTS}<|call|>",
@@ -82,10 +79,7 @@ ANSWERS: dict[str, tuple[str, list[Part]]] = {
         [("call", "get_weather", {"city": '<|call|>"}'})],
     ),
     "a type of words": (f"{FINAL[:-11]} <|constrain|>json<|message|>{{}}", [("text", "{}")]),
-    "blanks around markers": (
-        f"{THOUGHT}\n{NEXT} {FINAL} So.\n<|end|>\n",
-        [HM, ("text", "So.")],
-    ),
+    "blanks around markers": (f"{THOUGHT}\n{NEXT} {FINAL} So.\n<|end|>\n", [HM, ("text", "So.")]),
     "no end of thoughts": (f"{FINAL}a{THOUGHT}{NEXT}{FINAL}b", [("text", "a"), HM, ("text", "b")]),
     "thoughts only": ("<|channel|>analysis<|message|>Hm.", [("thought", "Hm.")]),
     "a cut header": (f"{THOUGHT}{NEXT}<|channel|>fin", [HM]),

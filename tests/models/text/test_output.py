@@ -165,10 +165,7 @@ def test_a_call_that_must_be_made_is_made_once(form: str, *, guaranteed: bool) -
     for choice in (ToolChoice(mode="required"), ToolChoice()):
         free = choice.mode == "auto"
         parser = OutputParser(
-            format_of(form),
-            tools=TOOLS,
-            tool_choice=choice,
-            guaranteed=guaranteed,
+            format_of(form), tools=TOOLS, tool_choice=choice, guaranteed=guaranteed
         )
         calls = parts_of(events_of(parser, text))
         assert calls[:4] == ([*made, PARIS] if free else made)
@@ -210,10 +207,7 @@ def test_one_call_where_one_is_asked_for(form: OutputFormat, call: str, more: st
 
 @pytest.mark.parametrize(
     ("form", "text"),
-    [
-        (GENERIC, "Hm.\n</think>\n\nHi"),
-        (HARMONY, f"Hm.<|end|>{harmony.NEXT}{harmony.FINAL}Hi"),
-    ],
+    [(GENERIC, "Hm.\n</think>\n\nHi"), (HARMONY, f"Hm.<|end|>{harmony.NEXT}{harmony.FINAL}Hi")],
 )
 def test_an_answer_begins_inside_thoughts_where_the_prompt_does(
     form: OutputFormat, text: str
@@ -269,10 +263,7 @@ def test_a_call_is_held_back_while_it_may_be_one_that_was_made() -> None:
     parser = OutputParser(GENERIC, tools=TOOLS, tool_choice=required, guaranteed=True)
     parser.push(f"{CALL}\n")
     assert parser.push(CALL[: CALL.index("aris")]) == []
-    assert parser.push("i") == [
-        ToolCallStart(1, "get_weather"),
-        ToolCallDelta(1, '{"city": "Pi'),
-    ]
+    assert parser.push("i") == [ToolCallStart(1, "get_weather"), ToolCallDelta(1, '{"city": "Pi')]
     assert parser.push('sa"') == [ToolCallDelta(1, 'sa"')]
     assert parser.push("}}\n</tool_call>\n") == [ToolCallDelta(1, "}"), ToolCallEnd(1)]
     assert parser.push(CALL[:-15]) == []
