@@ -1,7 +1,7 @@
 """mlx-lm's model of a folder's files, and a hash that names what it computes.
 
-mlx-lm reads each `model*.safetensors` of a folder, whose path it takes for a pattern. So umbel makes
-a folder of links to the files that belong together.
+mlx-lm reads each `model*.safetensors` of a folder, whose path it takes for a pattern. So umbel
+makes a folder of links to the files that belong together.
 """
 
 import hashlib

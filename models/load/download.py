@@ -104,7 +104,7 @@ class _Download:
     def run(self) -> None:
         """Fetch all resumable files.
 
-        If it fails, threads that wait for a connection are left behind. They end with it or with the
+        If it fails, threads that wait for a connection are left behind. They end with it or the
         process, and hold nothing that is not on disk.
         """
         large = deque(file for file in self._missing if file.is_resumable)
@@ -217,7 +217,7 @@ class _Download:
         silence = min(_SILENCE, self._watch.stalled_after)
         with get_session().stream("GET", url, headers=headers, timeout=silence) as response:
             hf_raise_for_status(response)
-            if here and response.status_code != _PARTIAL:  # it begins anew
+            if here and response.status_code != _PARTIAL:  # it starts at 0
                 content.truncate(0)
                 content.seek(0)
                 self._advance(-here)

@@ -153,7 +153,7 @@ class TextCodec:
             **options,
         )
         try:
-            return within(TEMPLATE_LIMIT, render)
+            return str(within(TEMPLATE_LIMIT, render))
         except TimeoutError as error:
             words = f"the model's chat template takes more than {TEMPLATE_LIMIT:g} seconds"
             raise TemplateTimeoutError(f"{words} for these messages") from error

@@ -78,8 +78,8 @@ class Matcher:
         self._parser = parser
         self._vocabulary = vocabulary
         self._first: Mask | None = first
-        # Following a token keeps Python's lock, but for two that are followed at once: this one
-        # is in error from the beginning, so that it takes no time.
+        # llguidance releases Python's lock only if it follows two tokens at once: this parser is in
+        # error from the beginning, so that it takes no time.
         self._other = llguidance.LLMatcher(vocabulary.tokenizer, "", log_level=0)
 
     def consume(self, token: int) -> None:

@@ -1,4 +1,4 @@
-"""What tests of parsed answers share: tools, and events as short tuples."""
+"""Tools and events of the tests of parsed answers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +43,6 @@ Part = tuple[Any, ...]
 
 
 class Wrapped:
-    """A tokenizer's wrapper of a model that thinks, with one of mlx-lm's parsers."""
-
     has_thinking = True
     has_tool_calling = True
     think_start: str | None = THINK.start
@@ -66,12 +64,10 @@ GENERIC = OutputFormat(THINK)
 
 
 def format_of(form: str) -> OutputFormat:
-    """Make the markers of a model that thinks, with one of mlx-lm's parsers."""
     return read_format(Wrapped(form))
 
 
 def events_of(parser: OutputParser, pieces: Iterable[str]) -> list[OutputEvent]:
-    """Push all pieces of an answer and end it."""
     events = [event for piece in pieces for event in parser.push(piece)]
     return events + parser.flush()
 

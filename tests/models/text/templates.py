@@ -167,7 +167,6 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 def model_with(
     folder: Path, template: str, tokens: Sequence[str] = (), *, special: bool = False
 ) -> LoadedModel:
-    """Load the tiny model with another chat template and more tokens; only its text side runs."""
     path = tiny_model_dir(folder / "m")
     config = path / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
@@ -183,7 +182,6 @@ def _raise(message: str) -> None:
 
 
 def template_of(source: str, form: str | None = None) -> ChatTemplate:
-    """Make the template of a model with one of mlx-lm's parsers, or without."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )

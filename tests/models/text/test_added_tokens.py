@@ -56,13 +56,11 @@ THINK = Reasoning("<think>", "</think>", opened=False)
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """A tiny model's, with many added tokens."""
     return model_with(tmp_path_factory.mktemp("added"), THINKING, ADDED).text
 
 
 @pytest.fixture(scope="module")
 def compiler(codec: TextCodec) -> GrammarCompiler:
-    """One for all tests here."""
     return GrammarCompiler(codec)
 
 
@@ -80,7 +78,6 @@ def follow(codec: TextCodec, grammar: Grammar, text: str) -> str:
 
 
 def test_markers_are_single_tokens(codec: TextCodec) -> None:
-    """They stand in the codec's texts as they do in the published ones."""
     assert all(len(codec.encode(text, special_tokens=False)) == 1 for text in ADDED)
     assert not codec.special_tokens_by_name.keys() & set(ADDED)
 
@@ -88,7 +85,6 @@ def test_markers_are_single_tokens(codec: TextCodec) -> None:
 @pytest.mark.parametrize("form", CALLS)
 @pytest.mark.parametrize("thought", ["", "<think>\nHm.\n\n</think>\n\n"])
 def test_calls(codec: TextCodec, compiler: GrammarCompiler, form: str, thought: str) -> None:
-    """Forced or strict, a call is written in the tokens of its markers, and is read."""
     own = HARMONY if form == "harmony" else format_of("json_tools" if form == "generic" else form)
     starts, text = sorted(own.barred), CALLS[form]
     for forced in (True, False):
@@ -101,8 +97,7 @@ def test_calls(codec: TextCodec, compiler: GrammarCompiler, form: str, thought: 
     assert parts == [("call", "order", {"dish": "<table>  soup", "count": 2})]
 
 
-def test_content_behind_thoughts(codec: TextCodec, compiler: GrammarCompiler) -> None:
-    """The thoughts' own token ends them; line breaks and blanks of JSON are added tokens here."""
+def test_content_after_thoughts(codec: TextCodec, compiler: GrammarCompiler) -> None:
     opened = Reasoning("<think>", "</think>", opened=True)
     grammar = compiler.compile(JSONSchema(ORDER.parameters), reasoning=opened)
     assert follow(codec, grammar, f"Hm <table>\n\n</think>\n\n{ORDERED}") == "complete"
@@ -114,7 +109,6 @@ def test_content_behind_thoughts(codec: TextCodec, compiler: GrammarCompiler) ->
 def test_forced_text_with_the_text_of_an_added_token(
     codec: TextCodec, compiler: GrammarCompiler
 ) -> None:
-    """The tokens that are allowed are the ones that the grammar takes."""
     text = "a</think><tool_call>  <|im_end|>"
     grammar = compiler.compile(JSONSchema({"const": text}))
     matcher, written = grammar.matcher(), ""

@@ -43,12 +43,10 @@ TALK = [
 
 
 def talk_of(*messages: Message, tools: Sequence[Tool] = ()) -> Conversation:
-    """Make a conversation."""
     return Conversation(messages=list(messages), tools=list(tools))
 
 
 def texts(loaded: LoadedModel, talk: Conversation) -> tuple[str | None, list[str], str]:
-    """The boundaries as text: what stands before each, and the whole prompt."""
     encode = loaded.text.encode_conversation
     prompt = encode(talk)
     found = find(encode, talk, prompt)
@@ -62,7 +60,6 @@ def texts(loaded: LoadedModel, talk: Conversation) -> tuple[str | None, list[str
 
 
 def test_template_that_keeps_everything(tmp_path: Path) -> None:
-    """The next turn keeps the whole prompt, generation prompt included."""
     system, messages, whole = texts(model_with(tmp_path, KEEPS), talk_of(*TALK))
     assert system is not None
     assert system.endswith("many agents.<|im_end|>\n<|im_start|>user\n")
@@ -73,7 +70,6 @@ def test_template_that_keeps_everything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("template", [DROPS_THINKING, REWRITES_THINKING])
 def test_template_that_changes_thinking(tmp_path: Path, template: str) -> None:
-    """The boundary stands before what the next turn will not show again."""
     loaded = model_with(tmp_path, template)
     _, messages, whole = texts(loaded, talk_of(*TALK))
     assert whole.endswith("<|im_start|>assistant\n<think>\n")
@@ -85,7 +81,6 @@ def test_template_that_changes_thinking(tmp_path: Path, template: str) -> None:
 
 
 def test_next_turn_resumes_at_the_boundary(tmp_path: Path) -> None:
-    """For every template: the deepest boundary is a prefix of the next turn's tokens."""
     for number, template in enumerate((KEEPS, DROPS_THINKING, REWRITES_THINKING)):
         loaded = model_with(tmp_path / str(number), template)
         encode = loaded.text.encode_conversation
@@ -96,7 +91,6 @@ def test_next_turn_resumes_at_the_boundary(tmp_path: Path) -> None:
 
 
 def test_system_boundary_is_shared(tmp_path: Path) -> None:
-    """Two agents with one system prompt share exactly the tokens before the boundary."""
     loaded = model_with(tmp_path, KEEPS)
     other = [TALK[0], Message(role="user", content="Something else.")]
     ends = []
@@ -108,7 +102,6 @@ def test_system_boundary_is_shared(tmp_path: Path) -> None:
 
 
 def test_refused_renderings_give_no_boundary(tmp_path: Path) -> None:
-    """A template that refuses a made-up rendering does not fail the request."""
     loaded = model_with(tmp_path, ALTERNATES)
     encode = loaded.text.encode_conversation
     prompt = encode(talk_of(*TALK))
@@ -118,7 +111,6 @@ def test_refused_renderings_give_no_boundary(tmp_path: Path) -> None:
 
 
 def test_no_system_prompt(tmp_path: Path) -> None:
-    """Without one, at most the template's own opening is shared."""
     loaded = model_with(tmp_path, KEEPS)
     talk = talk_of(Message(role="user", content="Hello"))
     prompt = loaded.text.encode_conversation(talk)
@@ -127,7 +119,6 @@ def test_no_system_prompt(tmp_path: Path) -> None:
 
 
 def test_tools_belong_to_the_system_boundary(tmp_path: Path) -> None:
-    """All agents with the same tools share them, with a system prompt and without."""
     loaded = model_with(tmp_path, KEEPS)
     for messages in (TALK, TALK[1:]):
         system, _, _ = texts(loaded, talk_of(*messages, tools=TOOLS))
@@ -137,7 +128,6 @@ def test_tools_belong_to_the_system_boundary(tmp_path: Path) -> None:
 
 
 def test_a_tool_loop_resumes_at_the_boundary(tmp_path: Path) -> None:
-    """A template that keeps the thoughts of the turn that is not over: the next call has them."""
     loaded = model_with(tmp_path, THINKING, MARKERS)
     assert loaded.text.template.abilities.tools
     call = ToolCall(id="1", name="get_weather", arguments="{}")
@@ -153,8 +143,6 @@ def test_a_tool_loop_resumes_at_the_boundary(tmp_path: Path) -> None:
 
 
 class TestHints:
-    """Where a client says that others part."""
-
     def parts(
         self, loaded: LoadedModel, talk: Conversation, *hints: CacheHint
     ) -> tuple[list[str], int]:
@@ -178,7 +166,6 @@ class TestHints:
         ], count - plain
 
     def test_inside_a_system_prompt(self, tmp_path: Path) -> None:
-        """All that have the beginning of it share the tokens up to there."""
         loaded = model_with(tmp_path, KEEPS)
         stable, hint = "You are one of many agents.", CacheHint(0, 27)
         talks = [
@@ -188,8 +175,7 @@ class TestHints:
         for talk in talks:
             assert self.parts(loaded, talk, hint) == ([f"<|im_start|>system\n{stable}"], 1)
 
-    def test_in_the_midst_of_history(self, tmp_path: Path) -> None:
-        """Behind a message, and inside one of the user's; the ends of the last are known."""
+    def test_hints_inside_the_history(self, tmp_path: Path) -> None:
         loaded = model_with(tmp_path, KEEPS)
         talk = talk_of(*TALK, *TALK[2:])
         inside, behind = CacheHint(1, len("What is")), CacheHint(1, len(TALK[1].content))
@@ -201,24 +187,21 @@ class TestHints:
         assert taken == 0
         assert third.endswith("And then?<|im_end|>\n")
 
-    def test_where_a_boundary_is_anyway(self, tmp_path: Path) -> None:
-        """The end of the system prompt and that of the prompt take no rendering."""
+    def test_hint_at_a_known_boundary_takes_no_rendering(self, tmp_path: Path) -> None:
         loaded = model_with(tmp_path, KEEPS)
         ends = [CacheHint(i, len(TALK[i].content)) for i in (0, 3)]
         assert self.parts(loaded, talk_of(*TALK), *ends) == ([], 0)
         tools = CacheHint(None, len(TOOLS))
         assert self.parts(loaded, talk_of(*TALK[1:], tools=TOOLS), tools) == ([], 0)
 
-    def test_of_many_the_first_are_looked_at(self, tmp_path: Path) -> None:
-        """Each may cost a rendering of the prompt."""
+    def test_count_of_hints_is_bounded(self, tmp_path: Path) -> None:
         loaded = model_with(tmp_path, KEEPS)
         hints = [CacheHint(0, end) for end in range(4, 27)]
         found, taken = self.parts(loaded, talk_of(*TALK), *hints)
         assert taken == MAX_HINTS
         assert len(found) <= MAX_HINTS
 
-    def test_thoughts_that_are_dropped_are_not_in_the_way(self, tmp_path: Path) -> None:
-        """What follows a hint decides what is shown before it: another question ends the turn."""
+    def test_hint_before_dropped_thoughts(self, tmp_path: Path) -> None:
         loaded = model_with(tmp_path, THINKING, MARKERS)
         call = ToolCall(id="1", name="get_weather", arguments="{}")
         talk = talk_of(
@@ -236,7 +219,6 @@ class TestHints:
         assert "Rainy?" not in found
 
     def test_tools_before_the_system_prompt(self, tmp_path: Path) -> None:
-        """All tools end where the system prompt begins; the first of them where the next does."""
         loaded = model_with(tmp_path, OBJECTS, MARKERS)
         assert loaded.text.template.abilities.tools
         talk = talk_of(*TALK, tools=TOOLS)
@@ -250,7 +232,6 @@ class TestHints:
         assert TOOLS[-1].name in every
 
     def test_tools_behind_the_system_prompt(self, tmp_path: Path) -> None:
-        """Their end is the system prompt's, which has a boundary; nothing of use is found."""
         loaded = model_with(tmp_path, THINKING, MARKERS)
         talk = talk_of(*TALK, tools=TOOLS)
         (found,), _ = self.parts(loaded, talk, CacheHint(None, len(TOOLS)))

@@ -50,14 +50,12 @@ TOOLS = [ORDER, PING]
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """Load a model with small tokens, and harmony's markers among them."""
     folder = tmp_path_factory.mktemp("forms")
     return model_with(folder, templates.HARMONY, TOKENS, special=True).text
 
 
 @pytest.fixture(scope="module")
 def compiler(codec: TextCodec) -> GrammarCompiler:
-    """One for all tests here."""
     return GrammarCompiler(codec)
 
 
@@ -148,23 +146,18 @@ HARMONY_CASES: list[tuple[dict[str, Any], dict[str, str]]] = [
 def test_harmony(
     codec: TextCodec, compiler: GrammarCompiler, kwargs: dict[str, Any], texts: dict[str, str]
 ) -> None:
-    """A call stands where the model writes it: behind its thoughts, in the header's two ways."""
     calls = ToolCalls(tools=TOOLS, form="harmony", starts=BARRED, **kwargs)
     grammar = compiler.compile(calls, reasoning=THOUGHTS, header=FINAL)
     assert {text: follow(codec, grammar, text) for text in texts} == texts
 
 
 def test_content_has_its_header(codec: TextCodec, compiler: GrammarCompiler) -> None:
-    """What a schema holds is a message of the channel `final`."""
     grammar = compiler.compile(JSONSchema({"const": 1}), reasoning=THOUGHTS, header=FINAL)
     texts = {FINAL + "1": "complete", THOUGHT + FINAL + "1": "complete", "1": "not allowed"}
     assert {text: follow(codec, grammar, text) for text in texts} == texts
 
 
-def test_markers_that_are_written_out_are_no_text(
-    codec: TextCodec, compiler: GrammarCompiler
-) -> None:
-    """A parser reads text: a marker in other tokens would be one as well."""
+def test_text_has_no_spelled_out_markers(codec: TextCodec, compiler: GrammarCompiler) -> None:
     calls = ToolCalls(tools=TOOLS, form="harmony", starts=BARRED, forced=True)
     matcher = compiler.compile(calls, reasoning=THOUGHTS).matcher()
     for token in codec.encode("<|channel|>analysis<|message|>", special_tokens=False):
@@ -179,7 +172,6 @@ def test_markers_that_are_written_out_are_no_text(
 def test_drawn_calls_in_harmony(
     codec: TextCodec, compiler: GrammarCompiler, *, forced: bool
 ) -> None:
-    """Whatever the grammar allows is read, and its arguments are valid."""
     calls = ToolCalls(tools=TOOLS, form="harmony", starts=BARRED, forced=forced)
     grammar = compiler.compile(calls, reasoning=THOUGHTS)
     assert check_walks(codec, grammar, HARMONY, TOOLS, HARD, forced=forced) > 3
@@ -242,7 +234,6 @@ GENERIC_ORDER = '<tool_call>\n{"name": "order"'
 
 
 def calls_of(name: str, tools: list[Tool], **kwargs: Any) -> ToolCalls:
-    """Make a constraint to calls in a model's own form."""
     starts = sorted(format_of(name).barred)
     return ToolCalls(tools=tools, form=name, starts=starts, **({"forced": True} | kwargs))
 
@@ -252,7 +243,6 @@ def calls_of(name: str, tools: list[Tool], **kwargs: Any) -> ToolCalls:
 def test_drawn_calls(
     codec: TextCodec, compiler: GrammarCompiler, name: str, *, parallel: bool
 ) -> None:
-    """Whatever the grammar allows is read by mlx-lm's parser, and its arguments are valid."""
     begin, hard = NARROWED[name]
     tools = [ORDER, PING, WAYS, NULLABLE]
     grammar = compiler.compile(calls_of(name, tools, parallel=parallel))
@@ -267,7 +257,6 @@ def test_drawn_calls(
 def test_many_drawn_calls(
     codec: TextCodec, compiler: GrammarCompiler, name: str, tool: Tool
 ) -> None:
-    """The same, many times."""
     form = HARMONY if name == "harmony" else format_of(name)
     calls = ToolCalls(tools=[tool], form=name, starts=sorted(form.barred), forced=True)
     hard = HARD if name == "harmony" else NARROWED[name][1]
@@ -278,7 +267,6 @@ def test_many_drawn_calls(
 def test_text_with_calls_of_strict_tools(
     codec: TextCodec, compiler: GrammarCompiler, name: str
 ) -> None:
-    """Calls stand in the model's own form where all arguments are held, else in the generic one."""
     begin, hard = NARROWED[name]
     grammar = compiler.compile(calls_of(name, [ORDER, PING], forced=False))
     assert follow(codec, grammar, f"So: {begin}") == "goes on"
@@ -311,10 +299,9 @@ UNWRITABLE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "schema"), UNWRITABLE)
-def test_what_a_form_cannot_write_is_written_in_the_generic_one(
+def test_unwritable_schemas_take_the_generic_form(
     codec: TextCodec, compiler: GrammarCompiler, name: str, schema: dict[str, Any]
 ) -> None:
-    """A parser would read another value, or none."""
     parameters = {"properties": {"a": schema}, "$defs": {"n": {"type": "integer"}}}
     tool = Tool(name="order", parameters={"type": "object", **parameters})
     grammar = compiler.compile(calls_of(name, [tool]))
@@ -326,7 +313,6 @@ def test_what_a_form_cannot_write_is_written_in_the_generic_one(
 def test_names_that_cannot_stand_in_a_tag(
     codec: TextCodec, compiler: GrammarCompiler, tool: str, parameter: str
 ) -> None:
-    """A parser would end them too early."""
     named = Tool(name=tool, parameters={"type": "object", "properties": {parameter: {}}})
     grammar = compiler.compile(calls_of("qwen3_coder", [named]))
     assert follow(codec, grammar, f'<tool_call>\n{{"name": "{tool}"') == "goes on"
@@ -335,7 +321,6 @@ def test_names_that_cannot_stand_in_a_tag(
 def test_references_that_lead_far_are_written_in_the_generic_form(
     codec: TextCodec, compiler: GrammarCompiler
 ) -> None:
-    """Each of hundreds of schemas refers to the next."""
     defs: dict[str, Any] = {
         f"a{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/a{i + 1}"}}}
         for i in range(300)
@@ -348,8 +333,7 @@ def test_references_that_lead_far_are_written_in_the_generic_form(
     assert follow(codec, grammar, GENERIC_ORDER) == "goes on"
 
 
-def test_what_no_form_can_write_is_refused(compiler: GrammarCompiler) -> None:
-    """In the generic form's words."""
+def test_schemas_that_no_form_can_write_are_refused(compiler: GrammarCompiler) -> None:
     tool = Tool(name="f", parameters={"properties": {"a": {"not": {"enum": [1]}}}})
     with pytest.raises(GrammarError) as caught:
         compiler.compile(calls_of("qwen3_coder", [tool]))
@@ -358,7 +342,6 @@ def test_what_no_form_can_write_is_refused(compiler: GrammarCompiler) -> None:
 
 @given(st.data())
 def test_a_pattern_of_texts_without_tags(data: st.DataObject) -> None:
-    """It matches every text but those."""
     tags = ("</parameter>", "<parameter=", "</function>", "<|end|>")
     words = [*tags, "<", "</", "<p", "parameter", "=", ">", "|", "end", "a", "\n"]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=6)))

@@ -119,7 +119,6 @@ class Computed(BaseModel):
     @pydantic.computed_field  # type: ignore[prop-decorator]
     @property
     def b(self) -> int:
-        """Written only."""
         return self.a
 
 
@@ -151,7 +150,6 @@ def with_pattern(pattern: str) -> Any:
 
 
 def in_format(name: str) -> Any:
-    """A text with a format in its schema."""
     return Annotated[str, Field(json_schema_extra={"format": name})]
 
 
@@ -213,7 +211,6 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.fixture(scope="module")
 def compiler(tiny: "LoadedModel") -> GrammarCompiler:
-    """A small vocabulary: walks are quick."""
     return GrammarCompiler(tiny.text)
 
 
@@ -251,13 +248,11 @@ def walk(codec: "TextCodec", grammar: Grammar, closing: frozenset[int], seed: in
 
 
 def answers(codec: "TextCodec", grammar: Grammar, closing: frozenset[int]) -> list[str]:
-    """Some that ended."""
     walked = (walk(codec, grammar, closing, seed) for seed in range(_WALKS))
     return [answer for answer in walked if answer is not None]
 
 
 def check(schema: Any, answer: str) -> None:
-    """See that an answer is valid."""
     validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
     assert [e.message for e in validator.iter_errors(json.loads(answer))] == [], answer
 
@@ -266,7 +261,6 @@ def check(schema: Any, answer: str) -> None:
 def test_answers_can_be_loaded(
     compiler: GrammarCompiler, tiny: "LoadedModel", closing: frozenset[int], kind: Any
 ) -> None:
-    """As values of the type whose schema they were held to, in both of pydantic's modes."""
     adapter = TypeAdapter(kind)
     read, written = (adapter.json_schema(mode=m) for m in ("validation", "serialization"))
     for schema in [read, written] if written != read else [read]:
@@ -281,7 +275,6 @@ def test_answers_can_be_loaded(
 def test_answers_are_valid(
     compiler: GrammarCompiler, tiny: "LoadedModel", closing: frozenset[int], kind: Any
 ) -> None:
-    """Also where a type asks for more than its schema says."""
     schema = TypeAdapter(kind).json_schema()
     for answer in answers(tiny.text, compiler.compile(JSONSchema(schema)), closing):
         check(schema, answer)
@@ -291,7 +284,6 @@ def test_answers_are_valid(
 def test_strict_schemas_of_openais_sdk(
     compiler: GrammarCompiler, tiny: "LoadedModel", closing: frozenset[int], kind: type[BaseModel]
 ) -> None:
-    """All names are required there."""
     schema = to_strict_json_schema(kind)
     made = answers(tiny.text, compiler.compile(JSONSchema(schema)), closing)
     assert made
@@ -301,8 +293,9 @@ def test_strict_schemas_of_openais_sdk(
 
 
 @pytest.mark.parametrize(("kind", "place"), REFUSED)
-def test_what_remains_is_refused(compiler: GrammarCompiler, kind: Any, place: str) -> None:
-    """What the docs list: no grammar allows a good part of it and nothing else."""
+def test_documented_unsupported_schemas_are_refused(
+    compiler: GrammarCompiler, kind: Any, place: str
+) -> None:
     with pytest.raises(GrammarError) as caught:
         compiler.compile(JSONSchema(TypeAdapter(kind).json_schema()))
     assert caught.value.place == place

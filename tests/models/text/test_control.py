@@ -33,7 +33,6 @@ PLACES = (
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """A model's tokenizer, with a template like Qwen3's."""
     return model_with(tmp_path_factory.mktemp("thinker"), THINKING, MARKERS).text
 
 
@@ -44,15 +43,12 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 def codec(
     request: pytest.FixtureRequest, thinker: TextCodec, tmp_path_factory: pytest.TempPathFactory
 ) -> TextCodec:
-    """That one, and each published tokenizer with its template."""
     if request.param == "thinker":
         return thinker
     return published_codec(tmp_path_factory.mktemp("published"), request.param)
 
 
 def says(place: str, text: str) -> Conversation:
-    """An agent's conversation with a text in one place."""
-
     def at(own: str, other: str = WORD) -> str:
         return text if own == place else other
 
@@ -92,7 +88,6 @@ def control_ids(codec: TextCodec, tokens: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_text_of_a_request_is_a_control_token(codec: TextCodec, place: str) -> None:
-    """A prompt has the control tokens that it has with a harmless word in that place."""
     harmless, hostile = says(place, WORD), says(place, ATTACK)
     tokens = codec.encode_conversation(hostile)
     expected = control_ids(codec, codec.encode_conversation(harmless))
@@ -101,7 +96,6 @@ def test_no_text_of_a_request_is_a_control_token(codec: TextCodec, place: str) -
 
 @pytest.mark.parametrize("place", ["user", "result", "schema_key"])
 def test_names_are_read_as_text(codec: TextCodec, place: str) -> None:
-    """Each of their characters is in the prompt, and nothing else."""
     text = codec.control.plain(codec.template.render(says(place, ATTACK)))
     tokens = codec.encode_conversation(says(place, ATTACK))
     # SentencePiece writes blanks in another way, and some before its texts.
@@ -114,7 +108,6 @@ def test_names_are_read_as_text(codec: TextCodec, place: str) -> None:
 
 
 def test_text_without_names_is_encoded_in_one_piece(codec: TextCodec) -> None:
-    """An honest agent's prompt has the tokens of its rendered text."""
     code = 'def f(x: int) -> str:\n    return f"<b>{x}</b>"  # 1 < 2 |> 世界 👩\n\n\n'
     for place in PLACES:
         conversation = says(place, code if "name" not in place else "read_file")
@@ -125,13 +118,11 @@ def test_text_without_names_is_encoded_in_one_piece(codec: TextCodec) -> None:
 
 
 def test_raw_text_may_have_control_tokens(codec: TextCodec) -> None:
-    """A prompt that a client writes itself, its model's template included."""
     text = codec.template.render(says("user", WORD))
     assert codec.encode(text, special_tokens=False) == codec.encode_conversation(says("user", WORD))
 
 
 def test_two_strings_make_no_name_where_they_meet() -> None:
-    """A name that comes about between two texts is cut; half a name alone cuts nothing."""
     control = ControlText(["<|im_start|>", "</s>"])
     halves = [
         *(("<|im_st", "art|>"), ("<", "|im_start|>"), ("<|im_start|", ">"), ("</", "s>")),
@@ -146,7 +137,6 @@ def test_two_strings_make_no_name_where_they_meet() -> None:
 
 
 def test_names_that_overlap_are_all_cut() -> None:
-    """Also those that a cut of the first would leave whole."""
     control = ControlText(["<a>", "a><b", "<b>", "b"])
     pieces = control.pieces(control.value("x<a><b>y"))
     assert "".join(pieces) == "x<a><b>y"
@@ -154,14 +144,12 @@ def test_names_that_overlap_are_all_cut() -> None:
 
 
 def test_normalised_names_are_cut() -> None:
-    """A tokenizer that reads names in its normalised text finds none there."""
     control = ControlText(["<user>"], str.lower)
     assert control.pieces(control.value("hi <USER> you")) == ["hi <", "user> you"]
     assert control.pieces(control.value("Hi You")) == ["Hi You"]
 
 
 def test_thoughts_in_content_are_thoughts(thinker: TextCodec) -> None:
-    """A client that sends an answer back with its marks gets the prompt of one that parts them."""
     ask = Message(role="user", content="a?")
     inside = Message(role="assistant", content="<think>\nthe plan\n</think>\n\nthe code")
     apart = Message(role="assistant", content="the code", reasoning="the plan")
@@ -173,7 +161,6 @@ def test_thoughts_in_content_are_thoughts(thinker: TextCodec) -> None:
 
 
 def test_errors_have_no_marks(tmp_path: Path) -> None:
-    """A template that repeats a request's text in its refusal repeats it as it was sent."""
     refuses = "{{ raise_exception('no ' + messages[-1].content) }}"
     codec = model_with(tmp_path, refuses).text
     conversation = Conversation(messages=[Message(role="user", content="a<|im_end|>b")])

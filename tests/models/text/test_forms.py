@@ -167,19 +167,16 @@ MALFORMED = [
 
 
 def markers(form: OutputFormat) -> ToolFormat:
-    """The markers of a model's own form."""
     assert form.tools is not None
     return form.tools
 
 
 def test_the_tables_have_all_forms() -> None:
-    """Each parser reads a call and refuses what is none."""
     assert {name for name, *_ in CALLS} == {name for name, _ in MALFORMED} == set(FORMS)
 
 
 @pytest.mark.parametrize(("name", "body", "expected"), CALLS)
 def test_a_call_in_the_models_own_form(name: str, body: str, expected: list[Part]) -> None:
-    """Between thoughts, text and another call."""
     form = format_of(name)
     call = markers(form).start + body + markers(form).end
     assert parts(call, form) == expected
@@ -193,7 +190,6 @@ def test_a_call_in_the_models_own_form(name: str, body: str, expected: list[Part
 
 @pytest.mark.parametrize(("name", "body"), MALFORMED)
 def test_a_malformed_call_in_the_models_own_form(name: str, body: str) -> None:
-    """It is text, whole and with its markers; thoughts stay thoughts."""
     form = format_of(name)
     call = markers(form).start + body + markers(form).end
     assert parts(f"So: {call} ", form) == [("text", f"So: {call} ")]
@@ -203,8 +199,7 @@ def test_a_malformed_call_in_the_models_own_form(name: str, body: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "body", "expected"), CALLS)
-def test_a_call_that_is_cut_is_text(name: str, body: str, expected: list[Part]) -> None:
-    """Wherever `max_tokens` cuts it; one that lacks but its end marker may be a call."""
+def test_truncated_call_is_text(name: str, body: str, expected: list[Part]) -> None:
     form = format_of(name)
     for end in range(len(body) - 1):
         text = markers(form).start + body[:end]
@@ -215,7 +210,6 @@ def test_a_call_that_is_cut_is_text(name: str, body: str, expected: list[Part]) 
 
 @pytest.mark.parametrize("name", [form for form in FORMS if markers(format_of(form)).end])
 def test_a_marker_in_thoughts_hides_no_call(name: str) -> None:
-    """A model that thinks of its own markers still gets to call."""
     form = format_of(name)
     body, expected = next((body, calls) for own, body, calls in CALLS if own == name)
     call = markers(form).start + body + markers(form).end
@@ -225,7 +219,6 @@ def test_a_marker_in_thoughts_hides_no_call(name: str) -> None:
 
 
 def test_a_models_own_ids_are_passed_on() -> None:
-    """Some templates expect them in the next turn."""
     form = format_of("kimi_k2")
     body = next(body for name, body, _ in CALLS if name == "kimi_k2")
     text = markers(form).start + body + markers(form).end
@@ -238,7 +231,6 @@ def test_a_models_own_ids_are_passed_on() -> None:
 
 
 def test_types_come_from_the_schema() -> None:
-    """A form without types of its own has those of the tool's parameters."""
     form = format_of("qwen3_coder")
     text = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
     for kind, value in (("string", "1"), ("integer", 1)):
@@ -247,7 +239,6 @@ def test_types_come_from_the_schema() -> None:
 
 
 def test_structural_markers_are_markup() -> None:
-    """Kimi K3 wraps its answer's text; nothing of that is content."""
     form = OutputFormat(THINK, structural=("<|open|>response<|sep|>", "<|close|>response<|sep|>"))
     text = "<think>a</think>\n<|open|>response<|sep|>b <|close|>response<|sep|>"
     assert parts(text, form) == [("thought", "a"), ("text", "b")]
@@ -265,13 +256,11 @@ MUSE = {
 
 
 def muse() -> OutputFormat:
-    """Make the format of a model whose answers have several messages with headers."""
     tools = format_of("muse_spark").tools
     return OutputFormat(None, tools, transitions=MUSE, initial="header")
 
 
 def test_headers_are_markup() -> None:
-    """Each message's header says whether it is a thought, a call or content."""
     call = next(body for name, body, _ in CALLS if name == "muse_spark")
     text = (
         "to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Look:<|eom|>"
@@ -282,7 +271,6 @@ def test_headers_are_markup() -> None:
 
 
 def test_a_call_behind_a_header_is_text_where_none_is_asked_for() -> None:
-    """It is content, and no part of the header, which is dropped."""
     text = "to=f<|message|><atem:function_calls>x</atem:function_calls>"
     assert parts(text, muse(), tools=()) == [
         ("text", "<atem:function_calls>x</atem:function_calls>")

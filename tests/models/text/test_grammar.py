@@ -50,13 +50,11 @@ NOTE = '<tool_call>\n{"name": "note", "arguments": {"a": [1]}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def codec(smollm2: "LoadedModel") -> "TextCodec":
-    """The embedded model's: byte-level, its markers of chat are special."""
     return smollm2.text
 
 
 @pytest.fixture(scope="module")
 def compiler(codec: "TextCodec") -> GrammarCompiler:
-    """One for all tests here."""
     return GrammarCompiler(codec)
 
 
@@ -163,20 +161,18 @@ CASES: list[tuple[Constraint | ToolCalls, Reasoning | None, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("constraint", "reasoning", "texts"), CASES)
-def test_what_may_be_written(
+def test_constraint_allows_text_in_any_tokens(
     codec: "TextCodec",
     compiler: GrammarCompiler,
     constraint: Constraint | ToolCalls,
     reasoning: Reasoning | None,
     texts: dict[str, str],
 ) -> None:
-    """A text goes as far as the constraint lets it, however it is cut into tokens."""
     grammar = compiler.compile(constraint, reasoning=reasoning)
     assert {text: follow(codec, grammar, text) for text in texts} == texts
 
 
 def test_markers_that_are_special_tokens(codec: "TextCodec", compiler: GrammarCompiler) -> None:
-    """Where a marker is a token of its own, the token counts and its letters do not."""
     marked = Reasoning("<|im_start|>", "<|endoftext|>", opened=False)
     grammar = compiler.compile(Choice(["yes"]), reasoning=marked)
     assert follow(codec, grammar, "<|im_start|>hm</think><|endoftext|>yes") == "complete"
@@ -212,7 +208,6 @@ def test_names_of_special_tokens_can_be_written_out(
 
 
 def test_special_tokens_stay_out_of_text(codec: "TextCodec", compiler: GrammarCompiler) -> None:
-    """No string, no free text and no thinking has a token that writes nothing, the end aside."""
     special = set(codec.special_tokens_by_name.values())
     for constraint, reasoning in (
         (Regex("(?s:.*)"), None),
@@ -224,7 +219,6 @@ def test_special_tokens_stay_out_of_text(codec: "TextCodec", compiler: GrammarCo
 
 
 def test_every_end_is_allowed_and_no_token_beyond_the_vocabulary(tiny: "LoadedModel") -> None:
-    """All tokens that end answers may end one; the bits behind the last token are 0."""
     tiny.text.eos_ids, before = frozenset({0, 1, 2}), tiny.text.eos_ids
     try:
         grammar = GrammarCompiler(tiny.text).compile(Regex("a*"))
@@ -255,7 +249,6 @@ def test_only_a_call_that_is_held_to_its_schema_can_be_read(
 
 
 def test_content_does_not_begin_like_a_call(codec: "TextCodec", compiler: GrammarCompiler) -> None:
-    """Else a pattern would let a call through that no schema holds."""
     anything = Regex("(?s:.*)")
     calls = ToolCalls(tools=[STRICT], form="generic", forced=False, content=anything)
     markers = ["<own_call>", "<tool_call>"]
@@ -284,7 +277,6 @@ def test_content_does_not_begin_like_a_call(codec: "TextCodec", compiler: Gramma
 def test_content_that_could_only_be_a_call_is_refused(
     compiler: GrammarCompiler, content: Constraint, words: str
 ) -> None:
-    """In words, beside tools and without."""
     calls = ToolCalls(tools=[STRICT], form="generic", forced=False, content=content)
     for wanted in (content, calls):
         with pytest.raises(GrammarError) as caught:
@@ -292,8 +284,9 @@ def test_content_that_could_only_be_a_call_is_refused(
         assert words in str(caught.value)
 
 
-def test_matchers_of_one_grammar_are_apart(codec: "TextCodec", compiler: GrammarCompiler) -> None:
-    """What one answer has written, another has not."""
+def test_matchers_of_one_grammar_are_independent(
+    codec: "TextCodec", compiler: GrammarCompiler
+) -> None:
     grammar = compiler.compile(Choice(["one", "two"]))
     one, two = grammar.matcher(), grammar.matcher()
     one.consume(codec.encode("one")[0])
@@ -305,7 +298,6 @@ def test_matchers_of_one_grammar_are_apart(codec: "TextCodec", compiler: Grammar
 def test_a_token_that_is_not_allowed_is_an_error(
     codec: "TextCodec", compiler: GrammarCompiler
 ) -> None:
-    """It is told in words, and again whatever is asked afterwards."""
     matcher = compiler.compile(Choice(["yes"])).matcher()
     with pytest.raises(MatcherError, match="doesn't satisfy the grammar"):
         matcher.consume(codec.encode("no")[0])
@@ -316,10 +308,6 @@ def test_a_token_that_is_not_allowed_is_an_error(
 def test_known_constraints_are_not_compiled_again(
     codec: "TextCodec", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same request has the same grammar; the oldest goes when there are too many, or too big.
-
-    The order of properties is part of a constraint.
-    """
     compiler = GrammarCompiler(codec)
     first = compiler.compile(JSONSchema(CITY))
     assert compiler.compile(JSONSchema(json.loads(json.dumps(CITY)))) is first
@@ -365,10 +353,9 @@ def test_known_constraints_are_not_compiled_again(
         ),
     ],
 )
-def test_what_cannot_be_held_to_is_refused_in_words(
+def test_unsupported_constraints_are_refused_in_words(
     compiler: GrammarCompiler, constraint: Constraint | ToolCalls, words: str
 ) -> None:
-    """The message says what is wrong, and nothing of the grammar's text."""
     with pytest.raises(GrammarError) as caught:
         compiler.compile(constraint)
     assert words in str(caught.value)
@@ -389,7 +376,6 @@ class _Heap(ctypes.Structure):
 
 
 def heap() -> int:
-    """Bytes of the heap that are in use."""
     gc.collect()
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = _Heap
@@ -398,7 +384,6 @@ def heap() -> int:
 
 
 def wide(count: int, kind: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """Make a schema of an object with so many properties."""
     named = {f"property{i}": kind for i in range(count)}
     needed = list(named) if required else []
     return {"properties": named, "required": needed, "additionalProperties": False}
@@ -417,7 +402,6 @@ def wide(count: int, kind: dict[str, Any], *, required: bool = False) -> dict[st
 def test_a_grammar_takes_no_more_than_is_estimated(
     compiler: GrammarCompiler, schema: dict[str, Any]
 ) -> None:
-    """Compiled, and after answers, whose states it keeps."""
     chosen = np.random.default_rng(1)
     wanted = JSONSchema({"type": "object", **schema})
     compiler.compile(JSONObject())  # what all grammars have in common is there
@@ -434,10 +418,9 @@ def test_a_grammar_takes_no_more_than_is_estimated(
     assert heap() - before < grammar.nbytes
 
 
-def test_a_grammar_that_has_no_room_drops_no_other(
+def test_grammar_larger_than_the_cache_evicts_no_other(
     codec: "TextCodec", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is used all the same."""
     compiler = GrammarCompiler(codec)
     small = compiler.compile(JSONSchema(CITY))
     monkeypatch.setattr(module, "_KEPT_BYTES", small.nbytes + 1)
@@ -449,7 +432,6 @@ def test_a_grammar_that_has_no_room_drops_no_other(
 
 
 def test_schemas_of_tools_that_are_not_strict_do_not_matter(compiler: GrammarCompiler) -> None:
-    """Unless a call is forced: then every tool's arguments are held to its schema."""
     compiler.compile(ToolCalls(tools=[FREE], form="generic", forced=False))
     with pytest.raises(GrammarError) as caught:
         compiler.compile(ToolCalls(tools=[FREE], form="generic", forced=True))
@@ -457,7 +439,6 @@ def test_schemas_of_tools_that_are_not_strict_do_not_matter(compiler: GrammarCom
 
 
 def test_forms() -> None:
-    """A model's own form where there is a grammar for it, else the generic one."""
     assert call_form(None) == "generic"
     assert call_form("json_tools") == "json_tools"
     assert call_form("glm47") == "glm47"

@@ -111,14 +111,12 @@ MALFORMED = {
 @pytest.mark.parametrize("guaranteed", [False, True])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_answers(name: str, *, guaranteed: bool) -> None:
-    """The channel says what a message is, and its recipient what is called."""
     text, expected = ANSWERS[name]
     assert parts(text, HARMONY, guaranteed=guaranteed) == expected
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_what_cannot_be_read_is_text(name: str) -> None:
-    """Whole, with its header; what stands before it and behind it is not touched."""
+def test_unreadable_messages_are_text(name: str) -> None:
     text = MALFORMED[name]
     assert parts(text, HARMONY) == [("text", text)]
     assert parts(f"{THOUGHT}{text}", HARMONY) == [HM, ("text", text)]
@@ -127,8 +125,7 @@ def test_what_cannot_be_read_is_text(name: str) -> None:
         assert behind == [("text", f"{text}So.")]
 
 
-def test_all_is_passed_on_as_it_comes() -> None:
-    """Thoughts and content at once, a call when it is whole."""
+def test_thoughts_and_content_are_streamed() -> None:
     parser = OutputParser(HARMONY, tools=TOOLS)
     assert parser.push("<|channel|>analysis<|message|>") == []
     assert parser.in_reasoning
@@ -145,7 +142,6 @@ def test_all_is_passed_on_as_it_comes() -> None:
 
 
 def test_a_guaranteed_call_is_streamed() -> None:
-    """Its name with the arguments' first character."""
     parser = OutputParser(HARMONY, tools=TOOLS, guaranteed=True)
     assert parser.push(IN_CHANNEL) == []
     assert parser.push('{"ci') == [ToolCallStart(0, "get_weather"), ToolCallDelta(0, '{"ci')]
@@ -158,7 +154,6 @@ def test_a_guaranteed_call_is_streamed() -> None:
 
 @given(st.data())
 def test_nothing_is_lost(data: st.DataObject) -> None:
-    """Words that no header stands before are content, whatever they look like."""
     words = ["a", "<|channel|>", "to=", "commentary", "<|mess", "<", " x ", "{", "é", "<|x|>"]
     text = "".join(data.draw(st.lists(st.sampled_from(words), min_size=1, max_size=12)))
     text = f"{text}."
@@ -168,14 +163,12 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("marker", [*TOKENS, f"{NEXT}{THOUGHT}", f"<|end|>{NEXT}{FINAL}"])
-def test_content_that_is_held_to_something_is_text(marker: str) -> None:
-    """A string may write out what ends a message."""
+def test_constrained_content_is_text(marker: str) -> None:
     content = f'{{"a": "x{marker}y"}}'
     assert parts(f"{FINAL}{content}", HARMONY, constrained=True) == [("text", content)]
 
 
 def test_arguments_are_the_models_own_text() -> None:
-    """So that a later prompt can have them as they were generated; line breaks are mended."""
     form = HARMONY.tools
     assert form is not None
     named = form._replace(called="f")
@@ -195,19 +188,16 @@ RESULT = '<|start|>functions.get_weather to=assistant<|channel|>commentary<|mess
 
 
 def talk(*messages: Message, **kwargs: Any) -> Conversation:
-    """Make a conversation with tools."""
     return Conversation(messages=list(messages), tools=list(TOOLS), **kwargs)
 
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """Load a model whose template writes harmony, as mlx-lm does."""
     folder = tmp_path_factory.mktemp("harmony")
     return model_with(folder, templates.HARMONY, TOKENS, special=True).text
 
 
-def test_it_is_known_by_its_template(codec: TextCodec) -> None:
-    """What ends answers does so, whatever the model's settings say; the rest is seen."""
+def test_harmony_is_detected_by_the_template(codec: TextCodec) -> None:
     assert codec.template.form is HARMONY
     names = codec.special_tokens_by_name
     assert {names["<|return|>"], names["<|call|>"]} < codec.eos_ids
@@ -222,7 +212,6 @@ def test_it_is_known_by_its_template(codec: TextCodec) -> None:
 
 
 def test_a_call_and_its_thoughts_are_rendered(codec: TextCodec) -> None:
-    """As the template takes them: arguments as an object, thoughts by its own name."""
     said = Message(role="assistant", reasoning="Hm.", tool_calls=[CALL])
     text = codec.template.render(talk(ASKS, said, RAINS))
     assert text.endswith(
@@ -236,7 +225,6 @@ def test_a_call_and_its_thoughts_are_rendered(codec: TextCodec) -> None:
 
 
 def test_each_call_has_its_own_message_and_result() -> None:
-    """A template that writes the first call of a message only gets one a message."""
     other = ToolCall(id="2", name="get_weather", arguments='{"city":"Rome"}')
     said = Message(role="assistant", reasoning="Hm.", tool_calls=[CALL, other])
     sunny = Message(role="tool", content="Sun.", tool_call_id="2")
@@ -253,8 +241,7 @@ def test_each_call_has_its_own_message_and_result() -> None:
     assert thinking.abilities.content_beside_thoughts
 
 
-def test_words_are_put_back(codec: TextCodec) -> None:
-    """An answer's text stands in the next prompt as it was generated; its header stands once."""
+def test_answer_text_is_put_back(codec: TextCodec) -> None:
     for opening in ("", f"{THOUGHT}{NEXT}"):
         before = codec.template.render(talk(ASKS))
         tokens = codec.encode(f"{opening}{FINAL}It ", special_tokens=False)
@@ -282,14 +269,12 @@ def test_words_are_put_back(codec: TextCodec) -> None:
         f"{FINAL}a<|end|>",
     ],
 )
-def test_answers_that_the_template_writes_anew(codec: TextCodec, text: str) -> None:
-    """What is not one message of words, thoughts aside, is not put back."""
+def test_answers_of_several_messages_are_not_put_back(codec: TextCodec, text: str) -> None:
     tokens = codec.encode(text, special_tokens=False)
     assert read_answer(codec, tokens, TOOLS, codec.template.render(talk(ASKS))) is None
 
 
 def test_a_tokenizer_without_the_markers(tmp_path: Path) -> None:
-    """A template alone makes no tokens: the markers are read from the text all the same."""
     codec = model_with(tmp_path, templates.HARMONY).text
     assert codec.template.form is HARMONY
     assert codec.eos_ids == {codec.special_tokens_by_name["<|im_end|>"]}

@@ -24,12 +24,10 @@ SENT = ToolCall(id="call_1", name="get_weather", arguments='{"city":  "Paris"}')
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """Load a model with a template in the manner of Qwen3's."""
     return model_with(tmp_path_factory.mktemp("thinker"), THINKING, MARKERS).text
 
 
 def talk(*messages: Message, **kwargs: Any) -> Conversation:
-    """Make a conversation with tools."""
     return Conversation(messages=list(messages), tools=list(TOOLS), **kwargs)
 
 
@@ -46,7 +44,6 @@ def letters(codec: TextCodec, text: str) -> list[int]:
 
 
 def remember(codec: TextCodec, conversation: Conversation, text: str) -> Answer:
-    """Remember an answer to a conversation, generated letter by letter."""
     prompt = codec.template.render(conversation)
     answer = read_answer(codec, letters(codec, text), conversation.tools, prompt)
     assert answer is not None
@@ -54,7 +51,6 @@ def remember(codec: TextCodec, conversation: Conversation, text: str) -> Answer:
 
 
 def test_a_plain_answer_is_put_back(smollm2: LoadedModel) -> None:
-    """The next prompt begins with the last one and its answer, token for token."""
     codec = smollm2.text
     first = talk(ASKS)
     answer = remember(codec, first, "It is raining there.")
@@ -69,7 +65,6 @@ def test_a_plain_answer_is_put_back(smollm2: LoadedModel) -> None:
 
 
 def test_a_call_is_put_back_with_its_own_spelling(smollm2: LoadedModel) -> None:
-    """Blanks and all, whatever the client makes of the arguments."""
     codec = smollm2.text
     first = talk(ASKS)
     answer = remember(codec, first, f"Let me look. \n{CALL}")
@@ -82,7 +77,6 @@ def test_a_call_is_put_back_with_its_own_spelling(smollm2: LoadedModel) -> None:
 
 
 def test_a_tokenizer_that_writes_a_blank_before_each_text(tmp_path: Path) -> None:
-    """What follows an answer goes on from it: no blank is written between them."""
     codec = load(str(sentencepiece_model_dir(tmp_path / "m"))).text
     assert not codec.encodes_apart
     first, words = talk(ASKS), "Paris is nearer."
@@ -110,8 +104,7 @@ def test_thoughts_of_a_tool_loop_are_put_back(thinker: TextCodec) -> None:
     assert misses == []
 
 
-def test_what_a_template_drops_is_dropped(thinker: TextCodec) -> None:
-    """When the turn is over only the content stays, as it was generated, and the log says why."""
+def test_dropped_thoughts_leave_the_content(thinker: TextCodec) -> None:
     answer = remember(thinker, talk(ASKS), "Rainy?\n</think>\n\nIt is raining.")
     said = Message(role="assistant", content="It is raining.")
     conversation = talk(ASKS, said, ASKS)
@@ -126,7 +119,6 @@ def test_what_a_template_drops_is_dropped(thinker: TextCodec) -> None:
 
 
 def test_an_empty_block_of_thoughts_that_is_not_repeated(thinker: TextCodec) -> None:
-    """Where thinking was switched off, the answer stands in its place all the same."""
     options = {"enable_thinking": False}
     answer = remember(thinker, talk(ASKS, options=options), "It is raining.")
     said = Message(role="assistant", content="It is raining.")
@@ -155,8 +147,7 @@ def test_an_empty_block_of_thoughts_that_is_not_repeated(thinker: TextCodec) -> 
         Message(role="user", content="Let me look.", tool_calls=[SENT]),
     ],
 )
-def test_what_the_client_changed_is_the_clients(smollm2: LoadedModel, said: Message) -> None:
-    """Nothing is put back that it did not send."""
+def test_answer_changed_by_the_client_is_not_put_back(smollm2: LoadedModel, said: Message) -> None:
     codec = smollm2.text
     answer = remember(codec, talk(ASKS), f"Let me look. {CALL}")
     conversation = talk(ASKS, said, RAINS)
@@ -165,8 +156,7 @@ def test_what_the_client_changed_is_the_clients(smollm2: LoadedModel, said: Mess
     assert misses == [(1, "the client changed it")]
 
 
-def test_thoughts_that_the_client_changed_are_the_clients(thinker: TextCodec) -> None:
-    """Neither what was generated, nor the thoughts of another answer in the same words."""
+def test_thoughts_changed_by_the_client_are_not_put_back(thinker: TextCodec) -> None:
     answer = remember(thinker, talk(ASKS), f"Rainy?\n</think>\n\n{CALL}")
     for reasoning, misses in (("Rainy?\n", []), ("Sunny?", [(1, "the client changed it")])):
         said = Message(role="assistant", reasoning=reasoning, tool_calls=[SENT])
@@ -177,7 +167,6 @@ def test_thoughts_that_the_client_changed_are_the_clients(thinker: TextCodec) ->
 
 
 def test_a_template_without_place_for_an_answer(tmp_path: Path) -> None:
-    """Its own rendering is used, and the log says why."""
     template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content | upper }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -194,7 +183,6 @@ def test_a_template_without_place_for_an_answer(tmp_path: Path) -> None:
     "text", ["Rainy?", "Rainy?\n</think>\n\nYes <|im_start|>user", "\n</think>\n\n世"]
 )
 def test_answers_that_cannot_be_put_back(thinker: TextCodec, text: str) -> None:
-    """Thoughts without end, tokens of the template's own, and half a character."""
     prompt = thinker.template.render(talk(ASKS))
     tokens = thinker.encode(text, special_tokens=False)
     if text.endswith("世"):
@@ -204,7 +192,6 @@ def test_answers_that_cannot_be_put_back(thinker: TextCodec, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["smollm2", "thinker"])
 def test_a_tool_loop_of_twenty_turns(name: str, request: pytest.FixtureRequest) -> None:
-    """Each prompt begins with all of the last one and its answer, but for the prompt's end."""
     codec: TextCodec = request.getfixturevalue(name)
     codec = codec.text if isinstance(codec, LoadedModel) else codec
     store = AnswerStore(2**20)
@@ -231,7 +218,6 @@ def test_a_tool_loop_of_twenty_turns(name: str, request: pytest.FixtureRequest) 
 
 
 def test_boundaries_of_a_prompt_with_answers_put_back(thinker: TextCodec) -> None:
-    """They are where the next prompt will agree, and it has the answers too."""
     answer = remember(thinker, talk(ASKS), f"Rainy?\n</think>\n\n{CALL}")
     said = Message(role="assistant", tool_calls=[SENT])
 
@@ -249,7 +235,6 @@ def test_boundaries_of_a_prompt_with_answers_put_back(thinker: TextCodec) -> Non
 
 
 def test_answers_are_kept_by_tenant_within_a_budget() -> None:
-    """The one used longest ago goes first; nobody finds another's."""
     answer = Answer((1,) * 100, "", thought=False, reasoning="", tail=(), content="", calls=())
     said = [
         Message(role="assistant", tool_calls=[ToolCall(id=i, name="f", arguments="{}")])
@@ -269,8 +254,7 @@ def test_answers_are_kept_by_tenant_within_a_budget() -> None:
     assert store.nbytes == 0
 
 
-def test_answers_in_words_are_told_apart_by_what_they_answer() -> None:
-    """The same word may have been generated in two ways."""
+def test_equal_answers_differ_by_the_messages_before_them() -> None:
     said = Message(role="assistant", content="Yes.")
     assert Lineage([ASKS]).key(said) != Lineage([RAINS]).key(said)
     assert Lineage([RAINS, ASKS]).key(said) != Lineage([ASKS]).key(said)

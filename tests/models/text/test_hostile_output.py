@@ -42,7 +42,6 @@ BODIES = [
 
 
 def seconds(form: str, text: str, size: int) -> float:
-    """Parse a text in pieces; return what that took of the processor."""
     markers = GENERIC if form == "generic" else format_of(form)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     begin = time.process_time()
@@ -56,14 +55,12 @@ def seconds(form: str, text: str, size: int) -> float:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("form", ["generic", "qwen3_coder"])
 def test_time_grows_with_the_length(form: str, unit: str, size: int) -> None:
-    """Four times the text takes about four times as long, and not sixteen times."""
     bound = 10 * min(seconds(form, unit * 1500, size) for _ in range(2)) + 0.05
     # Once more, and that is all, where something else took the first one's time.
     assert any(seconds(form, unit * 6000, size) < bound for _ in range(2))
 
 
 def test_ten_megabytes_of_markers_are_text() -> None:
-    """None is lost, and what is held back is bounded."""
     form = format_of("qwen3_coder")
     text = START * (10 * 2**20 // len(START))
     parser = OutputParser(form, tools=TOOLS)
@@ -77,8 +74,7 @@ def test_ten_megabytes_of_markers_are_text() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ?}', '{"a": "' + " " * (5 * 2**20) + '"}'])
-def test_a_promise_that_is_broken_inside_the_arguments_ends_the_call(arguments: str) -> None:
-    """What was passed on stays, and parsing goes on behind it."""
+def test_guaranteed_call_with_broken_arguments_ends(arguments: str) -> None:
     call = '<tool_call>\n{"name": "get_time", "arguments": '
     parser = OutputParser(GENERIC, tools=TOOLS, guaranteed=True)
     events = parser.push(f"{call}{arguments}}}\n{END}") + parser.push(f"{call}{{}}}}\n{END}")
@@ -87,8 +83,7 @@ def test_a_promise_that_is_broken_inside_the_arguments_ends_the_call(arguments: 
 
 
 @pytest.mark.parametrize(("form", "unit"), BODIES)
-def test_what_a_parser_would_need_long_for_never_reaches_it(form: str, unit: str) -> None:
-    """mlx-lm's patterns go back and forth in a text whose tags are not closed."""
+def test_slow_text_never_reaches_the_parser(form: str, unit: str) -> None:
     tools = format_of(form).tools
     assert tools is not None
     assert tools.parse is not None

@@ -108,14 +108,12 @@ MALFORMED = {
 @pytest.mark.parametrize("name", JSON_CALLS)
 @pytest.mark.parametrize("form", ["generic", "json_tools"])
 def test_answers_with_calls_as_json(form: str, name: str) -> None:
-    """The same text is the same answer, whether the template or umbel taught the form."""
     text, expected = JSON_CALLS[name]
     assert parts(text, GENERIC if form == "generic" else format_of(form)) == expected
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_model_may_use_the_generic_form(form: str) -> None:
-    """What a grammar forces has this form, whatever the model's own is."""
     assert parts(f"Look:\n{CALL}\n{NOON}", format_of(form)) == [
         ("text", "Look:"),
         PARIS,
@@ -126,7 +124,6 @@ def test_every_model_may_use_the_generic_form(form: str) -> None:
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("form", ["generic", "json_tools"])
 def test_a_malformed_call_is_text(form: str, name: str) -> None:
-    """Whole, with its markers and the blanks around it; calls around it are not touched."""
     text = MALFORMED[name]
     markers = GENERIC if form == "generic" else format_of(form)
     assert parts(f"a \n{text}", markers) == [("text", f"a \n{text}")]
@@ -137,14 +134,12 @@ def test_a_malformed_call_is_text(form: str, name: str) -> None:
 
 
 def test_arguments_are_the_models_own_text() -> None:
-    """So that a later prompt can have them as they were generated."""
     body = '{ "name" : "get_time" , "arguments" : {"b":1,  "a": "\\u00e9"} }'
     events = OutputParser(GENERIC, tools=TOOLS).push(f"<tool_call>{body}</tool_call>")
     assert events[1] == ToolCallDelta(0, '{"b":1,  "a": "\\u00e9"}')
 
 
-def test_text_says_where_it_begins() -> None:
-    """Log-probabilities are found by the place in all that the model wrote."""
+def test_text_events_have_their_position() -> None:
     text = f"<think>x</think>\n\nab {CALL}\n cd <tool_call>?</tool_call> ef"
     for pieces in (text, [text]):
         events = events_of(OutputParser(GENERIC, tools=TOOLS), pieces)
@@ -155,8 +150,7 @@ def test_text_says_where_it_begins() -> None:
 
 @pytest.mark.parametrize("guaranteed", [True, False])
 @pytest.mark.parametrize("form", ["json_tools", "qwen3_coder", "glm47", "minimax_m2", "mistral"])
-def test_a_call_that_must_be_made_is_made_once(form: str, *, guaranteed: bool) -> None:
-    """The answer ends where it makes the same call again, and that is left out."""
+def test_repeated_forced_call_ends_the_answer(form: str, *, guaranteed: bool) -> None:
     tell = TAGGED.get(form, CALL)
     spaced = CALL.replace('{"city": "Paris"}', '{ "city" :\n"Paris"}')
     again = {"json_tools": spaced, "mistral": f"[TOOL_CALLS][{ONE}, {ONE}]"}.get(form, tell)
@@ -186,7 +180,6 @@ HARMONY_CALL = harmony.IN_CHANNEL + harmony.ARGUMENTS
 def test_without_tools_calls_are_text(
     form: OutputFormat, thought: str, told: str, kwargs: dict[str, Any]
 ) -> None:
-    """Nobody who asked for no calls gets one; thoughts are thoughts all the same."""
     assert parts(thought + told, form, **kwargs) == [("thought", "Hm. Rain?"), ("text", told)]
 
 
@@ -195,7 +188,6 @@ def test_without_tools_calls_are_text(
     [(GENERIC, CALL, NOON), (HARMONY, HARMONY_CALL, f"<|end|>{harmony.NEXT}{HARMONY_CALL}")],
 )
 def test_one_call_where_one_is_asked_for(form: OutputFormat, call: str, more: str) -> None:
-    """Without parallel calls the answer is complete with the first."""
     parser = OutputParser(form, tools=TOOLS, tool_choice=ToolChoice(parallel=False))
     events = parser.push(call[:-1])
     assert not parser.done
@@ -212,19 +204,16 @@ def test_one_call_where_one_is_asked_for(form: OutputFormat, call: str, more: st
 def test_an_answer_begins_inside_thoughts_where_the_prompt_does(
     form: OutputFormat, text: str
 ) -> None:
-    """The template has written the opening marker."""
     assert parts(text, form, in_reasoning=True) == [("thought", "Hm."), ("text", "Hi")]
     assert parts("\nHm.", form, in_reasoning=True) == [("thought", "Hm.")]
 
 
 def test_a_model_without_thoughts_may_write_their_markers() -> None:
-    """They are text, and nothing is held back for them."""
     parser = OutputParser(OutputFormat(), tools=())
     assert parser.push("<think> ") == [TextDelta("<think> ", 0)]
 
 
-def test_text_is_passed_on_as_it_comes() -> None:
-    """Only what may begin a marker, and blanks before it, wait."""
+def test_text_is_streamed() -> None:
     parser = OutputParser(GENERIC, tools=TOOLS)
     assert parser.push("Hello <b> \n") == [TextDelta("Hello <b>", 0)]
     assert parser.push("<to") == []
@@ -232,7 +221,6 @@ def test_text_is_passed_on_as_it_comes() -> None:
 
 
 def test_a_guaranteed_call_is_streamed() -> None:
-    """Its name at once, its arguments as they come, and no end marker in a string ends it."""
     arguments = '{"city": "</tool_call>\\"}", "days": 3}'
     text = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
     begin = text.index(arguments)
@@ -250,15 +238,13 @@ def test_a_guaranteed_call_is_streamed() -> None:
 
 
 def test_a_repeated_call_ends_an_answer_of_calls() -> None:
-    """In the place of content that is held to something there are only calls."""
     text = f"{CALL}\n{NOON}\n{CALL}\n{NOON}"
     parser = OutputParser(GENERIC, tools=TOOLS, guaranteed=True, constrained=True)
     assert parts_of(events_of(parser, text)) == [PARIS, ("call", "get_time", {})]
     assert parser.done
 
 
-def test_a_call_is_held_back_while_it_may_be_one_that_was_made() -> None:
-    """It is passed on from the first difference on, and never if the answer is cut before that."""
+def test_call_is_held_back_while_it_may_repeat_another() -> None:
     required = ToolChoice(mode="required")
     parser = OutputParser(GENERIC, tools=TOOLS, tool_choice=required, guaranteed=True)
     parser.push(f"{CALL}\n")
@@ -272,15 +258,13 @@ def test_a_call_is_held_back_while_it_may_be_one_that_was_made() -> None:
 
 
 def test_a_guaranteed_call_that_is_cut_has_no_end() -> None:
-    """What was passed on stays; that it is not complete, the finish reason says."""
     parser = OutputParser(GENERIC, tools=TOOLS, guaranteed=True)
     events = events_of(parser, '<tool_call>{"name": "get_time", "arguments": {"a": "b')
     assert events[0] == ToolCallStart(0, "get_time")
     assert not any(isinstance(event, ToolCallEnd | TextDelta) for event in events)
 
 
-def test_a_promise_that_is_not_kept_is_no_harm() -> None:
-    """A call in another order of names is read when it is whole, and no call is text."""
+def test_guarantee_that_is_not_kept() -> None:
     other = '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>'
     assert parts(f"{other} a <tool_call>b", guaranteed=True) == [PARIS, ("text", "a <tool_call>b")]
 
@@ -296,8 +280,7 @@ def test_a_promise_that_is_not_kept_is_no_harm() -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["generic", "qwen3_coder"])
-def test_content_that_is_held_to_something_is_text(form: str, content: str) -> None:
-    """No call is read in it, which no schema would hold, and nothing that it says is lost."""
+def test_constrained_content_is_text(form: str, content: str) -> None:
     markers = GENERIC if form == "generic" else format_of(form)
     held = {"constrained": True, "guaranteed": True}
     assert parts(content, markers, **held) == [("text", content)]
@@ -306,8 +289,7 @@ def test_content_that_is_held_to_something_is_text(form: str, content: str) -> N
     assert parts(f"{thought}{told}", markers, **held)[-1] == ("text", told)
 
 
-def test_content_that_is_held_to_something_has_its_header() -> None:
-    """Where an answer begins with a header, text without one would be markup."""
+def test_constrained_content_has_its_header() -> None:
     edges = {"header": [("to=self|", "reasoning"), ("to=user|", "normal"), ("<calls>", "tool")]}
     markers = OutputFormat(transitions=edges, initial="header")
     assert markers.content_start == "to=user|"
@@ -316,8 +298,7 @@ def test_content_that_is_held_to_something_has_its_header() -> None:
     assert GENERIC.content_start == ""
 
 
-def test_calls_in_the_place_of_what_is_held_to_something() -> None:
-    """An answer that begins with a call is calls."""
+def test_calls_instead_of_constrained_content() -> None:
     calls = [PARIS, ("call", "get_time", {})]
     assert parts(f"{CALL}\n{NOON}", constrained=True, guaranteed=True) == calls
     thought = parts(f"<think>Hm.</think>\n\n{CALL}\n{NOON}", constrained=True, guaranteed=True)
@@ -336,13 +317,11 @@ GREAT = '{"days":  [1e999, -1E+400, 1.50]}'
     ],
 )
 def test_a_number_that_no_float_holds_arrives_as_it_was_written(body: str) -> None:
-    """It is JSON, and what a client makes of it is the client's affair."""
     events = events_of(OutputParser(GENERIC, tools=TOOLS), [f"<tool_call>{body}</tool_call>"])
     assert events[:2] == [ToolCallStart(0, "get_weather"), ToolCallDelta(0, GREAT)]
 
 
 def test_a_number_that_no_float_holds_in_another_form() -> None:
-    """What is not written as JSON becomes JSON that says the same."""
     text = '<|tool_call_start|>[get_weather(days=1e999, at={"a": [-1e999]})]<|tool_call_end|>'
     (_, told, _) = events_of(OutputParser(format_of("pythonic"), tools=TOOLS), [text])
     assert told == ToolCallDelta(0, '{"days": 1e999, "at": {"a": [-1e999]}}')
@@ -360,7 +339,6 @@ WORDS = {
 @pytest.mark.parametrize("form", WORDS)
 @given(data=st.data())
 def test_cutting_the_text_changes_nothing(form: str, data: st.DataObject) -> None:
-    """However markers, calls, malformed calls and words follow each other, in whatever pieces."""
     markers = HARMONY if form == "harmony" else GENERIC
     words = [w for w in WORDS[form] if len(w) < 1000]
     words += ["</tool_call>", "a", " ", "\n\n", '{"', "}", "<", "é"]
@@ -378,7 +356,6 @@ def test_cutting_the_text_changes_nothing(form: str, data: st.DataObject) -> Non
 
 @given(st.data())
 def test_nothing_is_lost(data: st.DataObject) -> None:
-    """Where no call can be read and nothing is thought, the content is all that was written."""
     words = [w for w in MALFORMED.values() if w.endswith("</tool_call>") and len(w) < 1000]
     words += ["a", " ", "\n\n", "<tool_call>", "</tool_call>", "<tool", "[", "{", "é", "</think>"]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def compiler(tiny: "LoadedModel") -> GrammarCompiler:
-    """A small vocabulary: schemas are what counts here."""
     return GrammarCompiler(tiny.text)
 
 
@@ -140,7 +139,6 @@ REFUSED: list[tuple[Any, str, str]] = [
 def test_a_refusal_names_the_place(
     compiler: GrammarCompiler, schema: Any, place: str, words: str
 ) -> None:
-    """Whatever would change which values are valid is refused where it stands."""
     with pytest.raises(GrammarError) as caught:
         compiler.compile(JSONSchema(schema))
     assert (caught.value.place, words in str(caught.value)) == (place, True), caught.value
@@ -261,14 +259,13 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "valid", "invalid"), HONOURED)
-def test_what_is_supported_is_honoured(
+def test_supported_keywords_are_enforced(
     compiler: GrammarCompiler,
     tiny: "LoadedModel",
     schema: Any,
     valid: list[str],
     invalid: list[str],
 ) -> None:
-    """Values that are valid can be written, others cannot."""
     grammar = compiler.compile(JSONSchema(schema))
     assert [follow(tiny.text, grammar, text) in {"complete", "may end"} for text in valid] == [
         True
@@ -311,8 +308,7 @@ def _deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.recursive(st.booleans() | st.sampled_from([1, "a", None]), _deeper, max_leaves=6))
-def test_what_is_a_schema_is_what_the_metaschema_says(schema: Any) -> None:
-    """The check agrees with draft 2020-12's metaschema, annotations aside."""
+def test_check_agrees_with_the_metaschema(schema: Any) -> None:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError:
@@ -323,7 +319,6 @@ def test_what_is_a_schema_is_what_the_metaschema_says(schema: Any) -> None:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A schema of so many objects one in the other."""
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}}
@@ -331,7 +326,6 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def doubling(levels: int, keyword: str) -> dict[str, Any]:
-    """Definitions each of which refers to the next twice."""
     defs = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(levels)}
     return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{levels}": {"type": "object"}}}
 
@@ -386,7 +380,6 @@ def sharing(lists: int, options: int) -> dict[str, Any]:
 
 
 def alternatives(lists: int, options: int) -> dict[str, Any]:
-    """Lists of options that all apply."""
     made = [
         {"anyOf": [{"type": "object", "properties": {f"k{i}_{j}": {}}} for j in range(options)]}
         for i in range(lists)
@@ -488,7 +481,6 @@ def test_other_threads_run_while_a_large_schema_compiles(tiny: "LoadedModel") ->
 
 
 def test_a_schema_is_not_changed() -> None:
-    """Reading leaves the client's schema as it is."""
     schema = {"exclusiveMinimum": True, "minimum": 1, "properties": {"a": {"format": "date"}}}
     before = json.dumps(schema)
     SchemaReader().read(schema)

@@ -22,13 +22,11 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 def cut(text: str, places: list[int]) -> list[str]:
-    """Cut text at the given places, modulo its length; empty pieces happen."""
     ends = sorted(place % (len(text) + 1) for place in places)
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
 def scan(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
-    """Push all pieces, then flush."""
     scanner = StopScanner(stops)
     return "".join(map(scanner.push, pieces)) + scanner.flush(), scanner.matched
 
@@ -39,7 +37,6 @@ def scan(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
 def test_output_is_the_text_before_the_stop_that_completes_first(
     text: str, stops: list[str], places: list[int]
 ) -> None:
-    """However tokens cut the text, the answer ends at the same place for the same reason."""
     assert scan(cut(text, places), stops) == reference(text, stops)
 
 
@@ -47,7 +44,6 @@ def test_output_is_the_text_before_the_stop_that_completes_first(
 def test_nothing_is_held_back_longer_than_it_must_be(
     text: str, stops: list[str], places: list[int]
 ) -> None:
-    """Held-back text could still become a stop sequence; all else has been passed on."""
     scanner = StopScanner(stops)
     seen = passed = ""
     for piece in cut(text, places):
@@ -76,10 +72,9 @@ def test_nothing_is_held_back_longer_than_it_must_be(
         ([], ["anything"], ["anything"], ""),
     ],
 )
-def test_what_is_passed_on_with_each_piece(
+def test_text_passed_on_with_each_piece(
     stops: list[str], pieces: list[str], passed: list[str], left: str
 ) -> None:
-    """A client reads an answer while it is written; what was held comes once."""
     scanner = StopScanner(stops)
     assert [scanner.push(piece) for piece in pieces] == passed
     assert [scanner.flush(), scanner.flush()] == [left, ""]

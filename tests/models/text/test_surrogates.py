@@ -15,7 +15,6 @@ _PIECES = st.sampled_from(
 
 @given(st.lists(_PIECES, max_size=8))
 def test_halves_become_replacement_characters(pieces: list[str]) -> None:
-    """As Python reads them and writes them; msgspec can read the outcome."""
     text = f'"{"".join(pieces)}"'.encode()
     mended = whole_characters(text)
     expected = json.loads(text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -33,12 +33,10 @@ TALK = [SYSTEM, ASKS, CALLS, RAINS]
 
 
 def talk(*messages: Message, **kwargs: Any) -> Conversation:
-    """Make a conversation."""
     return Conversation(messages=list(messages), **kwargs)
 
 
 def test_generic_form_is_the_known_rendering(smollm2: LoadedModel) -> None:
-    """A model whose template knows no tools is told of them and of their results in words."""
     template = smollm2.text.template
     assert not template.abilities.tools
     text = template.render(talk(*TALK, tools=[WEATHER]))
@@ -60,7 +58,6 @@ def test_generic_form_is_the_known_rendering(smollm2: LoadedModel) -> None:
 
 
 def test_generic_results_in_a_row_are_one_message(smollm2: LoadedModel) -> None:
-    """In the order in which they came."""
     more = Message(role="tool", content="Noon.", tool_call_id="call_2")
     text = smollm2.text.template.render(talk(*TALK, more, tools=TOOLS))
     assert (
@@ -70,7 +67,6 @@ def test_generic_results_in_a_row_are_one_message(smollm2: LoadedModel) -> None:
 
 
 def test_other_tools_share_the_system_prompt(smollm2: LoadedModel) -> None:
-    """Definitions stand behind its text, and the same ones are the same text."""
     render = smollm2.text.template.render
     one, other, again = (
         render(talk(SYSTEM, ASKS, tools=tools)) for tools in (TOOLS, TOOLS[::-1], TOOLS)
@@ -84,14 +80,12 @@ def test_other_tools_share_the_system_prompt(smollm2: LoadedModel) -> None:
     "choice", [ToolChoice(mode="none"), ToolChoice(mode="required", name="get_weather")]
 )
 def test_tool_choice_changes_no_prompt(smollm2: LoadedModel, choice: ToolChoice) -> None:
-    """All requests of a conversation share it."""
     for template in (smollm2.text.template, template_of(THINKING, "json_tools")):
         forced = talk(*TALK, tools=TOOLS, tool_choice=choice)
         assert template.render(forced) == template.render(talk(*TALK, tools=TOOLS))
 
 
 def test_a_template_that_knows_tools_renders_them() -> None:
-    """Definitions, calls and results are the template's own business."""
     template = template_of(THINKING, "json_tools")
     assert template.abilities.tools
     text = template.render(talk(*TALK, tools=[WEATHER]))
@@ -102,7 +96,6 @@ def test_a_template_that_knows_tools_renders_them() -> None:
 
 
 def test_arguments_go_to_a_template_as_it_takes_them() -> None:
-    """As their own text where that is kept, else as an object."""
     assert template_of(THINKING, "json_tools").abilities.arguments_as_text
     template = template_of(OBJECTS, "qwen3_coder")
     assert template.abilities.tools
@@ -128,7 +121,6 @@ def test_arguments_go_to_a_template_as_it_takes_them() -> None:
     ],
 )
 def test_arguments_that_are_no_object(sent: str, told: dict[str, str]) -> None:
-    """They are written all the same, as an object: the model can be told of its fault."""
     template = template_of(OBJECTS, "qwen3_coder")
     called = ToolCall(id="1", name="get_time", arguments=sent)
     text = template.render(talk(ASKS, Message(role="assistant", tool_calls=[called]), tools=TOOLS))
@@ -137,14 +129,12 @@ def test_arguments_that_are_no_object(sent: str, told: dict[str, str]) -> None:
 
 
 def test_a_template_without_a_parser_is_not_asked_to_render_tools() -> None:
-    """Its calls could not be read: the generic form's can."""
     template = ChatTemplate(template_of(THINKING, "json_tools")._render, GENERIC)
     assert not template.abilities.tools
     assert "# Functions" in template.render(talk(ASKS, tools=TOOLS))
 
 
 def test_ids_that_a_template_refuses_are_shortened() -> None:
-    """A call and its result keep the same one."""
     template = template_of(NINE_LETTER_IDS, "json_tools")
     assert template.abilities.tools
     assert not template.abilities.any_id
@@ -159,7 +149,6 @@ def test_ids_that_a_template_refuses_are_shortened() -> None:
 
 
 def test_calls_that_only_the_answers_end_ends() -> None:
-    """What a template writes for one is found all the same."""
     template = template_of(OPEN_CALLS, "mistral")
     assert template.abilities.tools
     assert template.abilities.call_text.startswith("[TOOL_CALLS]umbel_probe_tool[ARGS]{")
@@ -170,7 +159,6 @@ def test_calls_that_only_the_answers_end_ends() -> None:
 
 
 def test_late_system_messages_where_only_the_first_may_be_one() -> None:
-    """Those at the beginning become one, a later one the user's; none is refused or lost."""
     late = [Message(role="system", content=f"Note {i}.") for i in (1, 2)]
     text = template_of(ALTERNATING).render(talk(SYSTEM, late[0], ASKS, late[1]))
     assert text == (
@@ -179,14 +167,12 @@ def test_late_system_messages_where_only_the_first_may_be_one() -> None:
 
 
 def test_late_system_messages_where_a_template_takes_them(smollm2: LoadedModel) -> None:
-    """They stay what they are."""
     late = Message(role="system", content="Note.")
     text = smollm2.text.template.render(talk(SYSTEM, ASKS, late))
     assert text.endswith("<|im_start|>system\nNote.<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_system_messages_of_a_template_without_them() -> None:
-    """They become the beginning of the user's first message, tools included."""
     template = template_of(NO_SYSTEM)
     assert template.render(talk(SYSTEM, ASKS)) == (
         "[user]You are brief.\n\nWhat is it like in Paris?[assistant]"
@@ -197,7 +183,6 @@ def test_system_messages_of_a_template_without_them() -> None:
 
 
 def test_thinking() -> None:
-    """The switch is found by trying it, and an opened block by the prompt's end."""
     template = template_of(THINKING, "json_tools")
     assert template.abilities.thinking_switch
     assert not template_of(ALTERNATING).abilities.thinking_switch
@@ -213,7 +198,6 @@ def test_thinking() -> None:
 
 
 def test_earlier_thoughts_go_to_the_template() -> None:
-    """It keeps those of the turn that is not over, and drops older ones."""
     template = template_of(THINKING, "json_tools")
     thought = Message(
         role="assistant", reasoning="Rainy?", tool_calls=CALLS.tool_calls, content="Let me look."
@@ -224,13 +208,11 @@ def test_earlier_thoughts_go_to_the_template() -> None:
 
 @pytest.mark.parametrize("name", ["tokenize", "chat_template", "messages", "tools"])
 def test_an_option_cannot_take_the_place_of_the_template(smollm2: LoadedModel, name: str) -> None:
-    """Options are for the template; they are no way to bring another one."""
     with pytest.raises(TemplateError, match=f"'{name}' is not an option"):
         smollm2.text.template.render(talk(ASKS, options={name: "{{ 1 }}"}))
 
 
 def test_a_template_that_raises_is_a_template_error() -> None:
-    """With the template's own words."""
     template = template_of("{{ raise_exception('never') }}", "json_tools")
     with pytest.raises(TemplateError, match="never"):
         template.render(talk(*TALK, tools=TOOLS))
@@ -244,19 +226,16 @@ PARTS = (
 
 
 def test_content_is_given_in_parts_to_a_template_that_shows_no_other() -> None:
-    """As LLaVA's and Idefics': a text would be dropped without a sign."""
     text = template_of(PARTS).render(talk(SYSTEM, ASKS))
     assert text == f"[system]{SYSTEM.content}[user]{ASKS.content}"
 
 
 def test_a_template_that_shows_no_words_is_refused() -> None:
-    """Rather than answering without them."""
     with pytest.raises(TemplateError, match="does not show messages"):
         template_of("{% for m in messages %}[{{ m.role }}]{% endfor %}").render(talk(ASKS))
 
 
 def test_answers_in_a_row_are_one_where_roles_must_alternate() -> None:
-    """After one that was interrupted; and a greeting at the beginning gets a question."""
     template = template_of(ALTERNATING)
     said = [Message(role="assistant", content=words) for words in ("One.", "Two.")]
     text = template.render(talk(ASKS, *said, ASKS))
@@ -274,7 +253,6 @@ def test_answers_in_a_row_are_one_where_roles_must_alternate() -> None:
 
 
 def test_calls_in_a_row_stay_messages_of_their_own() -> None:
-    """Only words are joined."""
     said = Message(role="assistant", content="One.")
     text = template_of(NINE_LETTER_IDS).render(talk(ASKS, said, said, ASKS))
     assert text.count("[assistant]One.") == 2

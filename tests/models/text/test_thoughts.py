@@ -21,7 +21,6 @@ from .templates import model_with
     ],
 )
 def test_marks_that_come_in_pairs(tmp_path: Path, start: str, end: str, special: bool) -> None:  # noqa: FBT001
-    """An answer is parsed token by token: the marks are no content, special tokens or not."""
     codec = model_with(tmp_path, CHAT_TEMPLATE, (start, end), special=special).text
     assert codec.template.form.reasoning == ReasoningFormat(start, end)
     detokenizer = codec.detokenizer(codec.markup_tokens)
@@ -32,13 +31,11 @@ def test_marks_that_come_in_pairs(tmp_path: Path, start: str, end: str, special:
 
 
 def test_marks_of_the_template_alone(tmp_path: Path) -> None:
-    """A template that writes both tells, although the vocabulary has neither."""
     cut = "{# <mind:think> … </mind:think> #}" + CHAT_TEMPLATE
     form = model_with(tmp_path / "a", cut).text.template.form
     assert form.reasoning == ReasoningFormat("<mind:think>", "</mind:think>")
 
 
 def test_one_mark_alone_is_none(tmp_path: Path) -> None:
-    """A model without the end of thoughts does not think."""
     form = model_with(tmp_path, CHAT_TEMPLATE, ("[THINK]",), special=True).text.template.form
     assert form.reasoning is None

@@ -72,12 +72,10 @@ def follow(codec: TextCodec, grammar: Grammar, text: str) -> str:
 
 
 def allows(mask: Any, token: int) -> bool:
-    """Tell whether a mask has a token."""
     return bool(mask[token // 32] >> token % 32 & 1)
 
 
 def _next(drawn: random.Random, texts: Sequence[list[int]], *, free: bool) -> Iterator[int | None]:
-    """The tokens of a text, or None for any one."""
     if drawn.random() < (_TRIED if free else 0.8):
         yield from drawn.choice(texts)
     else:
