@@ -346,8 +346,15 @@ def test_readme_test_command_exists() -> None:
     assert program in needed
 
 
+def test_benchmarks_have_one_table_each() -> None:
+    """The newest figures, and no diary."""
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    for section in page.split("\n## ")[1:]:
+        assert len(re.findall(r"^\|[ :|-]+\|$", section, re.MULTILINE)) <= 1, section[:40]
+
+
 def test_pages_name_no_machine() -> None:
-    """No page has a path or an address that is somebody's own."""
+    """Paths in pages are those of any machine."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"(?<![\w~.])/(work|root|home|Users|tmp)/", text), page.name
