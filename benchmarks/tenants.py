@@ -32,7 +32,7 @@ from typing import Any
 from bystander import UnixConnection, get, wait_until_ready
 from percentiles import percentile
 
-from umbel.daemon.identity.key_file import add_key
+from umbel.daemon.identity.keys import add_key
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ("plan", "report", "test", "agent", "river", "answer", "number", "window", "letter")

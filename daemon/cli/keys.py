@@ -25,7 +25,7 @@ def add(
     settings: Settings,
 ) -> None:
     """Make a key and print it, this once; it works at once."""
-    from ..identity.key_file import add_key, read_keys  # noqa: PLC0415  (keeps --help quick)
+    from ..identity.keys import add_key, read_keys  # noqa: PLC0415  (keeps --help quick)
 
     if not is_tenant_name(tenant):
         message = f"a tenant's name has {TENANT_RULE}"
@@ -46,7 +46,7 @@ def add(
 @takes_settings("keys_file", serves=False)
 def list_(*, settings: Settings) -> None:
     """List the keys: their ids and tenants, but not the keys themselves."""
-    from ..identity.key_file import read_keys  # noqa: PLC0415  (keeps --help quick)
+    from ..identity.keys import read_keys  # noqa: PLC0415  (keeps --help quick)
 
     try:
         keys = read_keys(settings.keys_path)
@@ -72,7 +72,7 @@ def revoke(
     settings: Settings,
 ) -> None:
     """Take a key back; requests with it are refused from now on."""
-    from ..identity.key_file import revoke_key  # noqa: PLC0415  (keeps --help quick)
+    from ..identity.keys import revoke_key  # noqa: PLC0415  (keeps --help quick)
 
     try:
         key = revoke_key(settings.keys_path, key_id)

@@ -105,7 +105,7 @@ def _folders(settings: Settings) -> Iterator[Finding]:
 
 
 def _keys(settings: Settings) -> Iterator[Finding]:
-    from ..identity.key_file import read_keys  # noqa: PLC0415  (as above)
+    from ..identity.keys import read_keys  # noqa: PLC0415  (as above)
 
     try:
         keys = read_keys(settings.keys_path)

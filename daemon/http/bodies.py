@@ -1,20 +1,24 @@
-"""Request bodies: read within a budget of bytes and of time, and sized up before they are decoded.
+"""Request bodies: read within a budget of bytes and of time, sized up, then decoded.
 
-Decoding holds Python's lock for as long as it takes, on whatever thread: no single call may be
-given much to do. So a body's values are counted before it is decoded, its large parts are
-decoded one by one, and what one of them may hold has a bound.
+Decoding holds Python's lock for as long as it takes, on any thread, so no single call gets much to
+do: a body's values are counted before it is decoded, its large parts are decoded one by one, and
+the size of such a part has a bound.
 """
 
 import asyncio
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
+import msgspec
 from aiohttp import hdrs, web
+from msgspec import Meta, Raw
 
+from ...models.text.json_text import whole_characters
 from ...scheduler.errors import UnavailableError
 from ...scheduler.limits import RETRY_AFTER
-from ..quoting import quote
+from ..quoting import quote, shorten
 from .failures import APIError
 
 if TYPE_CHECKING:
@@ -23,14 +27,17 @@ if TYPE_CHECKING:
 MAX_BODY = 64 * 1024 * 1024
 """Bytes of one body."""
 
+MAX_PART = 8 * 1024 * 1024
+"""Bytes that one call decodes: a message, a prompt, or all other fields together."""
+
 SMALL_BODY = 64 * 1024
-"""Bytes up to which a body is decoded where it was read."""
+"""Bytes up to which a body is decoded on the event loop."""
 
 MAX_VALUES = 100_000
-"""Values in a body, tokens of prompts apart: what holds more is no conversation."""
+"""Values in a body, tokens of prompts apart: no conversation has more."""
 
 MAX_ESCAPES = 2_000_000
-"""Backslashes in a body: each costs ten times what a plain character does."""
+"""Backslashes in a body: each costs ten times as much as a plain character."""
 
 MAX_BLANKS = 4_000_000
 """Blanks between the values of a body: they take time too."""
@@ -38,7 +45,7 @@ MAX_BLANKS = 4_000_000
 TOKEN_BYTES = 40
 """Bytes of a prompt's token while its request waits: an int, and its places in lists."""
 
-_OPERATORS_SHARE = 16  # one part in this many is let in beyond the budget, for the operator only
+_OPERATORS_SHARE = 16  # an operator with less than this part of the budget is always let in
 _LARGE = 1 << 20
 _BLOCK = 64 * 1024
 
@@ -49,9 +56,6 @@ class BodyBudget:
     Tenants share them: one may hold seven eighths of the bytes that all others leave, and with a
     large body three quarters. So half-sent bodies of one tenant never shut another out, and large
     bodies no small ones. An operator that holds little is let in beyond the limit.
-
-    Args:
-        limit: bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -61,7 +65,7 @@ class BodyBudget:
 
     @property
     def most(self) -> int:
-        """Bytes that one request may hold, where no other has any."""
+        """Bytes that one request may hold if no other holds any."""
         return max(self.limit * 3 // 4, min(self.limit, _LARGE))
 
     @property
@@ -84,12 +88,7 @@ class BodyBudget:
             share.resize(0)
 
     def take(self, share: "Share", nbytes: int) -> None:
-        """Count a share that has `nbytes` from now on.
-
-        Raises:
-            APIError: 413, there never is room for so many.
-            UnavailableError: there is no room for them now.
-        """
+        """Count `nbytes` for a share from now on; raises as `Share.resize` does."""
         if nbytes > self.most:
             message = (
                 f"the request takes {nbytes} bytes while it waits, {TOKEN_BYTES} for each token "
@@ -120,29 +119,23 @@ class BodyBudget:
 
 
 class Share:
-    """The bytes that one request holds of the budget.
-
-    Attributes:
-        nbytes: that it holds.
-        tenant: whose request it is; empty until that is known.
-        operator: whether the one who runs the daemon has sent it.
-    """
+    """The bytes that one request holds of the budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.nbytes = 0
-        self.tenant = ""
+        self.tenant = ""  # until it is known
         self.operator = False
 
     def assign(self, tenant: str, *, operator: bool) -> None:
-        """Count it to a tenant, before it holds anything."""
+        """Count the share to a tenant, before it holds anything."""
         self.tenant, self.operator = tenant, operator
 
     def resize(self, nbytes: int) -> None:
-        """Hold so many bytes instead.
+        """Hold `nbytes` instead.
 
         Raises:
-            APIError: 413, there never is room for them.
+            APIError: 413, one request may never hold so many.
             UnavailableError: there is no room for them now.
         """
         self._budget.take(self, nbytes)
@@ -152,13 +145,7 @@ class Share:
 async def read_body(
     request: web.Request, share: Share, *, largest: int, within: float
 ) -> bytearray:
-    """Read a body as it comes, and no more of it than there is room for.
-
-    Args:
-        request: whose body has not been read.
-        share: of the budget; holds the body's bytes afterwards.
-        largest: bytes that a body may have.
-        within: seconds that it may take to arrive.
+    """Read a body of at most `largest` bytes within so many seconds; `share` then holds its bytes.
 
     Raises:
         APIError: it is compressed, too large, too slow, or broken.
@@ -186,14 +173,25 @@ async def read_body(
     return body
 
 
+def _too_large(largest: int) -> APIError:
+    if largest < MAX_BODY:
+        message = (
+            f"the body has over {largest} bytes, which is what one request may take of the "
+            "daemon's setting body_bytes; send less, or raise the setting"
+        )
+    else:
+        message = f"the body has over {largest // 2**20} MiB; send less"
+    return APIError(413, message, code="request_too_large")
+
+
 def check_values(body: bytearray, limit: int) -> None:
     """Refuse a body that would take long to decode, without decoding it.
 
-    What separates and opens values is counted outside strings, a block at a time, so that other
+    Separators and opening brackets are counted outside strings, a block at a time, so that other
     threads run between two blocks.
 
     Raises:
-        APIError: 400, it has more values than `limit`, or too many escapes.
+        APIError: 400, it has more values than `limit`, or too many escapes or blanks.
     """
     values = quotes = escapes = blanks = start = 0
     inside = False
@@ -218,17 +216,101 @@ def check_values(body: bytearray, limit: int) -> None:
 
 
 def _whole_escapes(block: bytes) -> bytes:
-    """Leave a block's last backslash to the next one if it begins an escape."""
+    """Leave a block's last backslash to the next block if it begins an escape."""
     backslashes = len(block) - len(block.rstrip(b"\\"))
     return block[:-1] if backslashes % 2 and len(block) > 1 else block
 
 
-def _too_large(largest: int) -> APIError:
-    if largest < MAX_BODY:
-        message = (
-            f"the body has over {largest} bytes, which is what one request may take of the "
-            "daemon's setting body_bytes; send less, or raise the setting"
-        )
-    else:
-        message = f"the body has over {largest // 2**20} MiB; send less"
-    return APIError(413, message, code="request_too_large")
+class CheckedBody(msgspec.Struct):
+    """A body that knows its unsupported values."""
+
+    def refuse_unsupported(self) -> None:
+        """Raise an APIError for a value that cannot be honoured."""
+
+
+class ModelBody(CheckedBody, kw_only=True):
+    """A body that may name the model it is for."""
+
+    model: str | None = None
+
+
+Body = TypeVar("Body", bound=CheckedBody)
+Part = TypeVar("Part")
+
+
+def decode(raw: bytes | bytearray, kind: type[Body]) -> Body:
+    """Decode and check a body; its `Raw` fields are decoded later, part by part.
+
+    Raises:
+        APIError: 400, naming the field at fault; 413 for a part beyond `MAX_PART`.
+    """
+    if len(raw) > MAX_PART:
+        _check_size(_decode(raw, _outline(kind), ""), kind)
+    body = _decode(raw, kind, "")
+    body.refuse_unsupported()
+    return body
+
+
+@cache
+def _outline(kind: type[CheckedBody]) -> type[Any]:
+    """Make a struct that finds a body's fields and decodes none."""
+    names = msgspec.structs.fields(kind)
+    return msgspec.defstruct("Outline", [(f.name, Raw, Raw(b"")) for f in names])
+
+
+def _check_size(outline: Any, kind: type[CheckedBody]) -> None:
+    types = get_type_hints(kind)
+    at_once = {name for name, type_ in types.items() if not _is_raw(type_)}
+    sizes = {name: len(memoryview(getattr(outline, name))) for name in at_once}
+    largest = max(sizes, key=lambda name: sizes[name])
+    if sum(sizes.values()) > MAX_PART:
+        raise _part_too_large(largest)
+
+
+def _is_raw(type_: Any) -> bool:
+    """True if values of this type, or a part of them, are decoded later."""
+    return type_ is Raw or any(_is_raw(part) for part in get_args(type_))
+
+
+def decode_part(raw: Raw, kind: Any, place: str) -> Any:
+    """Decode one part of a body, which stands at `place`.
+
+    Raises:
+        APIError: 400, naming the field at fault; 413 for a part beyond `MAX_PART`.
+    """
+    if len(memoryview(raw)) > MAX_PART:
+        raise _part_too_large(place)
+    return _decode(raw, kind, place)
+
+
+def decode_parts(raw: Raw, most: int, place: str) -> list[Raw]:
+    """Find the parts of a list, and decode none.
+
+    Raises:
+        APIError: 400, it is no list, or has more than `most` parts.
+    """
+    kind: Any = Annotated[list[Raw], Meta(max_length=most)]
+    parts: list[Raw] = _decode(raw, kind, place)
+    return parts
+
+
+def _decode(raw: bytes | bytearray | Raw, kind: type[Part], place: str) -> Part:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        detail, _, path = str(error).partition(" - at `$")
+        path = path.strip("`.")
+        param = f"{place}{'.' if place and path and path[0] != '[' else ''}{path}" or None
+        detail = shorten(detail)
+        message = f"{param}: {detail}" if param else detail
+        raise APIError(400, message, param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (mended := whole_characters(bytes(raw))) is not None:
+            return _decode(mended, kind, place)
+        message = f"the body is not valid JSON: {shorten(str(error))}"
+        raise APIError(400, message, code="invalid_json") from error
+
+
+def _part_too_large(place: str) -> APIError:
+    message = f"{place} has over {MAX_PART // 2**20} MiB; send less"
+    return APIError(413, message, code="request_too_large", param=place)

@@ -1,7 +1,7 @@
-"""What clients send, on its way to aiohttp: a slice at a time, and within bounds.
+"""Bytes of clients on their way to aiohttp: a slice at a time, and within bounds.
 
-aiohttp parses what it is given at once, and a body in chunks of one byte takes it a hundred times
-longer than a plain one. So it is given little at a time, and the event loop goes on in between.
+aiohttp parses all that it is given at once, and a body in chunks of one byte takes it a hundred
+times longer than a plain one. So it is given little at a time, and the event loop runs in between.
 """
 
 import asyncio
@@ -24,12 +24,9 @@ log = structlog.get_logger()
 class Ahead:
     """The bytes that all clients have sent ahead of their answers, within a bound.
 
-    Beyond it, who sent most is cut off. A pause in reading would bound the memory too, but hide
-    that the client leaves, and its request would be computed for nobody; and who sent little
-    would have to wait for those who took the room.
-
-    Args:
-        limit: bytes.
+    Beyond it, the client that sent most is cut off. A pause in reading would bound the memory too,
+    but it would hide that a client leaves, so that its request would be computed in vain, and
+    clients that sent little would wait for those that took the room.
     """
 
     def __init__(self, limit: int = MOST_AHEAD_OF_ALL) -> None:
@@ -38,7 +35,7 @@ class Ahead:
         self._parts: dict[Inflow, int] = {}
 
     def part_of(self, inflow: "Inflow") -> int:
-        """Bytes that one client has sent ahead."""
+        """Return the bytes that one client has sent ahead."""
         return self._parts.get(inflow, 0)
 
     def count(self, inflow: "Inflow", nbytes: int) -> None:
@@ -52,14 +49,14 @@ class Ahead:
 
 
 class Inflow:
-    """What one client sends. It reaches aiohttp in slices, one for each turn of the event loop.
+    """One client's bytes. They reach aiohttp in slices, one for each turn of the event loop.
 
-    Where a request has come whole, what follows is sent ahead of its answer. It is held here,
-    not given to aiohttp, so that all of it is counted. What else is held is the rest of what the
-    transport read at once, and then the transport pauses until aiohttp has it.
+    Once a request has come whole, later bytes are sent ahead of its answer. They are held here,
+    not given to aiohttp, so that all of them are counted. Otherwise the bytes held are the rest of
+    one read of the transport, which then pauses until aiohttp has them.
 
     Args:
-        ahead: counts what all clients have sent ahead.
+        ahead: counts the bytes that all clients have sent ahead.
         feed: aiohttp's `data_received`.
         drop: ends the connection at once.
     """
@@ -74,17 +71,17 @@ class Inflow:
         self._transport: asyncio.Transport | None = None
         self._held = bytearray()
         self._next: asyncio.Handle | None = None  # gives aiohttp the next slice
-        self._answering = False  # a request that has come whole
-        self._holding = False  # aiohttp wants nothing for now
-        self._unread = False  # the client does not read its answer
-        self._paused = False
+        self._is_answering = False  # a request that has come whole
+        self._is_holding = False  # aiohttp wants nothing for now
+        self._is_unread = False  # the client does not read its answer
+        self._is_paused = False
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Control the reading of this transport."""
         self._transport = transport
 
     def end(self) -> None:
-        """Let go of what is held: nobody will take it."""
+        """Drop the bytes held: no handler will read them."""
         self._transport = None
         self._held.clear()
         self._ahead.count(self, 0)
@@ -98,7 +95,7 @@ class Inflow:
         self._drop()
 
     def receive(self, data: bytes) -> None:
-        """Give aiohttp these bytes after all earlier ones, now or when it is their turn."""
+        """Give aiohttp these bytes after all earlier ones, now or in their turn."""
         if self._transport is None:
             return
         if self._flows and not self._held and len(data) <= SLICE:
@@ -107,55 +104,51 @@ class Inflow:
             self._held += data
             self._settle()
 
-    # -- what happens to requests and answers --------------------------------------------
-
     def handle(self, *, whole: bool) -> None:
-        """A request is handled from now on; it has come whole, or its body is to be read."""
-        self._answering = whole
+        """Note that a request is handled; it has come whole, or its body is to be read."""
+        self._is_answering = whole
         self._settle()
 
     def answer(self) -> None:
-        """It has come whole: from now on the transport reads without a pause."""
-        self._answering = True
+        """Note that the request has come whole: from now on the transport reads without a pause."""
+        self._is_answering = True
         self._settle()
 
     def finish(self) -> None:
-        """It is answered: the next one may come."""
-        self._answering = False
+        """Note that the request is answered: the next one may come."""
+        self._is_answering = False
         self._settle()
 
     def hold(self) -> None:
         """Give aiohttp nothing for now."""
-        self._holding = True
+        self._is_holding = True
         self._settle()
 
     def release(self) -> None:
         """Give aiohttp more, soon: it may be in the middle of something."""
-        self._holding = False
+        self._is_holding = False
         self._settle()
 
     def set_unread(self, unread: bool) -> None:  # noqa: FBT001  (a state)
-        """Let no request begin while an answer is not taken."""
-        self._unread = unread
+        """Let no request begin while an answer is not read."""
+        self._is_unread = unread
         self._settle()
-
-    # -- what follows from it ------------------------------------------------------------
 
     @property
     def _flows(self) -> bool:
-        return not (self._answering or self._holding or self._unread)
+        return not (self._is_answering or self._is_holding or self._is_unread)
 
     def _settle(self) -> None:
-        """Count what is held, and read and give as the state has it."""
-        if self._answering and len(self._held) > MOST_AHEAD:
+        """Count the bytes held, and read and give as the state has it."""
+        if self._is_answering and len(self._held) > MOST_AHEAD:
             self.cut_off("it pipelined too much")
         nbytes = len(self._held)
-        if not self._answering:
+        if not self._is_answering:
             nbytes = min(nbytes, self._ahead.part_of(self))  # the transport read it for aiohttp
         self._ahead.count(self, nbytes)
         if self._held and self._flows and self._next is None:
             self._next = self._loop.call_soon(self._give)
-        self._set_paused(not self._answering and bool(self._held or self._holding))
+        self._set_paused(not self._is_answering and bool(self._held or self._is_holding))
 
     def _give(self) -> None:
         """Give aiohttp a slice. Removing it from the front moves nothing of the rest."""
@@ -169,9 +162,9 @@ class Inflow:
 
     def _set_paused(self, paused: bool) -> None:  # noqa: FBT001  (a state, and private)
         transport = self._transport
-        if transport is None or transport.is_closing() or paused == self._paused:
+        if transport is None or transport.is_closing() or paused == self._is_paused:
             return
-        self._paused = paused
+        self._is_paused = paused
         if paused:
             transport.pause_reading()
         else:

@@ -1,43 +1,42 @@
 """Server-sent events: the answers of one request, part by part, to one client."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 
 from ...scheduler.errors import SlowConsumerError
 from ..protocols.answers import AnswerEncoder
-from ..requests.generations import ChoiceDeltas, Generations
+from ..requests.generation import ChoiceDeltas, Generations
 from .failures import as_api_error
-from .silence import Silence
 
 T = TypeVar("T")
 
 _SMALL = 16 << 10
-"""Bytes that a transport takes at once where it holds none: writers wait from 64 KiB on."""
+"""Bytes that an empty transport takes at once: writers wait from 64 KiB on."""
 
 
 class EventStream:
     """Writes events to a client, and gives up on one that does not read them.
 
-    The stream begins when the first answer does, or has kept the client waiting for a while:
-    what fails before that is answered with a status of its own.
+    The stream begins when the first answer does, or has kept the client waiting for a while: an
+    earlier failure is answered with a status of its own.
 
     Args:
-        request: the request that is answered.
+        request: that is answered.
         headers: of the answer.
-        keepalive: seconds of silence after which the client hears that work goes on.
+        keepalive: seconds of silence after which the client is told that work goes on.
         write_timeout: seconds that one event may take to be read.
 
     Attributes:
-        prepared: whether the status has been sent.
+        prepared: True if the status has been sent.
     """
 
     def __init__(
         self,
         request: web.Request,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         *,
         keepalive: float,
         write_timeout: float,
@@ -47,21 +46,17 @@ class EventStream:
         self._write_timeout = write_timeout
         self._silence = Silence(keepalive)
         self.prepared = False
-        self._begun = False
-        self._response = web.StreamResponse(
-            headers={
-                hdrs.CONTENT_TYPE: "text/event-stream",
-                hdrs.CACHE_CONTROL: "no-cache",
-                **headers,
-            }
-        )
+        self._is_open = False
+        self._response = web.StreamResponse(headers=dict(headers))
+        self._response.content_type = "text/event-stream"
+        self._response.headers[hdrs.CACHE_CONTROL] = "no-cache"
 
     async def wait_for(self, work: Coroutine[Any, Any, T], comment: str) -> T:
-        """Wait for something before the answer can begin, and say so now and then.
+        """Wait for some work before the answer can begin, and say so now and then.
 
         Args:
-            work: what to wait for. It is cancelled if the client leaves.
-            comment: what the client is told: a line that parsers of events skip.
+            work: cancelled if the client leaves.
+            comment: a line for the client, which parsers of events skip.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -90,7 +85,7 @@ class EventStream:
     async def send(self, generations: Generations, encoder: AnswerEncoder) -> web.StreamResponse:
         """Stream answers to their end, or to an error.
 
-        Where the status has been sent when an error comes, the error is an event.
+        If the status has been sent when an error comes, the error is an event.
 
         Raises:
             RequestError: a request ended with an error before the stream began.
@@ -109,7 +104,7 @@ class EventStream:
     async def _send(self, generations: Generations, encoder: AnswerEncoder) -> None:
         try:
             while (more := await self._next(generations, encoder)) is not None:
-                await self._begin(encoder)
+                await self._open(encoder)
                 await self._write(_encoded(more, encoder))
         except (TimeoutError, ConnectionError):
             raise
@@ -123,9 +118,9 @@ class EventStream:
         async with asyncio.timeout(self._write_timeout):
             await self._response.write_eof()
 
-    async def _begin(self, encoder: AnswerEncoder) -> None:
-        if not self._begun:
-            self._begun = True
+    async def _open(self, encoder: AnswerEncoder) -> None:
+        if not self._is_open:
+            self._is_open = True
             await self._prepare()
             await self._write(encoder.opening())
 
@@ -139,7 +134,7 @@ class EventStream:
             try:
                 return await self._silence.bound(generations.next())
             except TimeoutError:
-                await self._begin(encoder)
+                await self._open(encoder)
                 await self._write(encoder.keepalive())
 
     async def _write(self, data: bytes) -> None:
@@ -147,14 +142,14 @@ class EventStream:
             return
         transport = self._request.transport
         if transport is not None and len(data) < _SMALL and not transport.get_write_buffer_size():
-            # The client has taken all so far: nothing of this can wait for it, whatever it does.
+            # The client has taken all so far, and the transport takes this: no wait to bound.
             await self._response.write(data)
             return
         async with asyncio.timeout(self._write_timeout):
             await self._response.write(data)
 
     def _cut_off(self) -> None:
-        """Drop the connection: what the client has not read would stay in memory."""
+        """Drop the connection: its unread bytes would stay in memory."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
@@ -164,3 +159,60 @@ def _encoded(more: ChoiceDeltas, encoder: AnswerEncoder) -> bytes:
     if deltas is None:
         return encoder.ended(choice)
     return encoder.deltas(choice, deltas) if deltas else encoder.began(choice)
+
+
+class Silence:
+    """Bounds waits that follow each other, each as `asyncio.timeout` does, with one timer for all.
+
+    `asyncio.timeout` sets a timer for each wait and cancels it, which a stream would do for each
+    token. Here the timer stays, and finds when it rings how long the present wait lasts.
+    Belongs to one task at a time, on a running event loop.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.Task[Any] | None = None
+        self._since = 0.0
+        self._rang = False
+
+    async def bound(self, work: Awaitable[T]) -> T:
+        """Wait for some work, and cancel it when the time is over.
+
+        Raises:
+            TimeoutError: it took too long.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a wait outside of a task cannot be ended")
+        cancelling = task.cancelling()
+        self._waiting, self._since, self._rang = task, self._loop.time(), False
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._ring)
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            # A cancellation by others in between stays one: see `asyncio.Timeout`.
+            if self._rang and task.uncancel() <= cancelling:
+                raise TimeoutError from error
+            raise
+        finally:
+            self._waiting = None
+
+    def close(self) -> None:
+        """Cancel the timer. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._waiting is None or self._rang:
+            return  # the next wait sets it
+        left = self._since + self._seconds - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._ring)
+        else:
+            self._rang = True
+            self._waiting.cancel()

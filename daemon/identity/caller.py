@@ -1,58 +1,115 @@
-"""Whose request it is, what it holds, and where it stands before it is queued."""
+"""A request's sender, and what its headers ask for."""
 
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from aiohttp import web
+
 from ...scheduler.order import Priority
-from ..http.bodies import Share
-from ..requests.arrivals import Arrival
-from .deadlines import Wait
+from ..config import PriorityName, Settings, tenant_settings
+from ..http.failures import APIError
+from ..quoting import quote
+from .conversations import named_conversation, session
+from .keys import KeyRing
+from .tenants import identify, is_alone, is_monitor, is_operator
+
+PRIORITY_HEADER = "X-Umbel-Priority"
+TIMEOUT_HEADER = "X-Umbel-Timeout"
+
+_PRIORITIES: dict[str, Priority] = {
+    "interactive": Priority.INTERACTIVE,
+    "batch": Priority.BATCH,
+}
 
 
 class Caller(NamedTuple):
-    """Whose request it is.
+    """A request's sender, and what its headers ask for.
 
     Attributes:
-        request_id: what it is called, here and in the answer's headers.
-        tenant: who sent it.
-        conversation: the name it gave, or None for a conversation of its own.
-        session: of an agent, in which it may have several conversations.
-        arrived_at: when, on the engine's clock, in seconds.
-        share: what its body, and then its prompt, hold of the budget of bodies.
-        wait: how long it may take, and its place among those who wait.
-        priority: which requests go before it, among tenants that were served about as much.
-        unit: see `Place`.
-        operator: whether the one who runs the daemon has sent it.
-        monitor: whether its tenant may see what all have.
-        alone: the daemon has one user only, which has sent it over TCP.
-        arrival: its place among those that came and are not queued yet; None where there is none.
+        tenant: that sent it.
+        conversation: its name; None for a conversation of its own.
+        session: of an agent, which may have several conversations.
+        timeout: seconds that the request may take; None for the daemon's own limit.
+        priority: among tenants that were served about as much.
+        operator: True for the user that runs the daemon.
+        monitor: True if its tenant may see what all have.
+        alone: True if the daemon has one user only, who sent this over TCP.
     """
 
-    request_id: str
     tenant: str
-    conversation: str | None
-    session: str | None
-    arrived_at: float
-    share: Share
-    wait: Wait
+    conversation: str | None = None
+    session: str | None = None
+    timeout: float | None = None
     priority: Priority = Priority.INTERACTIVE
-    unit: str | None = None
     operator: bool = False
     monitor: bool = False
     alone: bool = False
-    arrival: Arrival | None = None
 
     @property
     def sees_only(self) -> str | None:
-        """The tenant whose requests, state and figures it may see; None for everybody's."""
+        """The tenant whose requests, state and figures it may see; None for all tenants."""
         return None if self.operator or self.monitor else self.tenant
 
     @property
     def watches_only(self) -> str | None:
-        """The tenant of whom `/status` and `/metrics` tell it; None for everybody."""
+        """The tenant that `/status` and `/metrics` show it; None for all tenants."""
         return None if self.alone else self.sees_only
 
-    def queued(self) -> None:
-        """Give up what it holds until it is queued. Idempotent."""
-        self.wait.give_place_back()
-        if self.arrival is not None:
-            self.arrival.leave()
+
+def caller_of(request: web.Request, settings: Settings, keys: KeyRing) -> Caller:
+    """Identify a request's sender, and read the headers.
+
+    Raises:
+        APIError: the sender may not ask, or a header has a value that is of no use.
+    """
+    tenant = identify(request, settings, keys)
+    highest = tenant_settings(settings.tenants, tenant).priority
+    return Caller(
+        tenant,
+        named_conversation(request.headers),
+        session(request.headers),
+        timeout_of(request.headers),
+        priority_of(request.headers, highest, flex=False),
+        operator=is_operator(request, tenant, settings.tenants),
+        monitor=is_monitor(request, tenant, settings.tenants),
+        alone=is_alone(request, tenant, settings),
+    )
+
+
+def timeout_of(headers: Mapping[str, str]) -> float | None:
+    """Read the seconds that a request may take, waiting included; None if no header says so.
+
+    Raises:
+        APIError: 400, the value is no positive number.
+    """
+    asked = headers.get(TIMEOUT_HEADER)
+    if asked is None:
+        return None
+    try:
+        seconds = float(asked)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        message = f"{TIMEOUT_HEADER} is {quote(asked)}; send a positive number of seconds"
+        raise APIError(400, message, param=TIMEOUT_HEADER)
+    return seconds
+
+
+def priority_of(headers: Mapping[str, str], highest: PriorityName, *, flex: bool) -> Priority:
+    """Return a request's priority.
+
+    Args:
+        headers: of the request; one of them may name a priority.
+        highest: that the tenant may have; a request that asks for more has this one.
+        flex: the body asks for a slow service, as OpenAI's protocol has it. The header is
+            stronger.
+
+    Raises:
+        APIError: 400, the header names none.
+    """
+    asked = headers.get(PRIORITY_HEADER, "batch" if flex else "interactive")
+    if asked not in _PRIORITIES:
+        message = f"{PRIORITY_HEADER} is {quote(asked)}; send {' or '.join(_PRIORITIES)}"
+        raise APIError(400, message, param=PRIORITY_HEADER)
+    return max(_PRIORITIES[asked], _PRIORITIES[highest])

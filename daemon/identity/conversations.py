@@ -1,22 +1,23 @@
-"""Which conversation a request belongs to: what the client says, or its agent's session."""
+"""A request's conversation: the one that the client names, else its agent's session."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from ...models.text.conversation import Conversation
 from ..http.failures import APIError
-from ..protocols.generation_request import GenerationBody, Prompt
-from ..requests.arrivals import Line
 
-_HEADER = "X-Umbel-Conversation"
-_LONGEST = 256
+if TYPE_CHECKING:
+    from ..protocols.generation_request import GenerationBody, Prompt
+
 PARALLEL = 32
 """Requests of one session, or of one beginning, that run at once."""
 
-_BEGINNING = 256  # characters or tokens of a text: what goes on with another begins as it does
-# An agent's session, and what tells its helpers apart, by the headers that agents send.
+_HEADER = "X-Umbel-Conversation"
+_LONGEST = 256
+_BEGINNING = 256  # characters or tokens of a text that later texts of its conversation begin with
+# The headers in which agents send a session, and what tells its subagents apart.
 _SESSIONS = (
     ("X-Claude-Code-Session-Id", "X-Claude-Code-Agent-Id"),
     ("thread-id", ""),
@@ -39,7 +40,7 @@ def check_name(name: str | None, place: str) -> str | None:
     """Refuse a name that is too long, or would be no word in logs and /status.
 
     Raises:
-        APIError: 400, naming where it stands.
+        APIError: 400, naming its place.
     """
     if name and len(name) > _LONGEST:
         message = f"{place} has over {_LONGEST} characters; send a shorter name"
@@ -59,7 +60,7 @@ def conversation_of_choice(name: str, choice: int) -> str:
 
 
 def session(headers: Mapping[str, str]) -> str | None:
-    """Read an agent's session; a name that is no word is no session."""
+    """Read an agent's session; an unprintable or overlong name is none."""
     for name, helper in _SESSIONS:
         parts = [headers.get(part, "") for part in (name, helper) if part]
         if parts[0] and all(part.isprintable() and len(part) <= _LONGEST for part in parts):
@@ -67,47 +68,52 @@ def session(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def lines_of(
-    model: str, conversation: str | None, session: str | None, body: GenerationBody
-) -> list[Line]:
-    """Say what a request follows others in, as far as it says so itself.
+class OrderKey(NamedTuple):
+    """Requests with a common key are queued in the order in which they came.
 
-    Args:
-        model: that it asks.
-        conversation: that a header names.
-        session: of an agent, by its headers.
-        body: of the request.
+    Attributes:
+        model: requests for different models do not wait for each other.
+        kind: of the name: a conversation, a response, or an agent's session.
+        name: as the client has it.
+    """
+
+    model: str
+    kind: str
+    name: str
+
+
+def order_keys(
+    model: str, conversation: str | None, session: str | None, body: "GenerationBody"
+) -> list[OrderKey]:
+    """Return a request's keys: its conversation's, else its previous response's and session's.
+
+    The conversation and the session are those of the headers, and the body may have others.
     """
     if name := conversation or body.conversation_name:
-        return [Line(model, "conversation", name)]
+        return [OrderKey(model, "conversation", name)]
     named = ("response", body.previous_response), ("session", session or body.session_name)
-    return [Line(model, kind, name) for kind, name in named if name]
+    return [OrderKey(model, kind, name) for kind, name in named if name]
 
 
 class Place(NamedTuple):
-    """Where a request stands in the order of its tenant's.
+    """A request's place in the order of its tenant's.
 
     Attributes:
         conversation: its name, for logs and pins; None for one of its own.
-        unit: what starts in order and is served together; None where that is the conversation,
-            whose requests run one at a time.
+        unit: requests that start in order and are served together; None if that is the
+            conversation, whose requests run one at a time.
     """
 
     conversation: str | None
     unit: str | None = None
 
 
-def place_of(named: str | None, session: str | None, prompt: Prompt) -> Place:
-    """Find a request's place: what the client named, else its session, else how it begins.
+def place_of(named: str | None, session: str | None, prompt: "Prompt") -> Place:
+    """Find a request's place: by its conversation's name, its session, or its prompt's beginning.
 
-    An agent sends several requests at once in one session: helpers, a title. They start in order
+    An agent sends several requests at once in one session: subagents, a title. They start in order
     and run beside each other. Each beginning (system prompts, and the first message after them)
     has a name of its own.
-
-    Args:
-        named: the conversation that the client named.
-        session: its agent's.
-        prompt: of the request.
     """
     if named is not None:
         return Place(named)
@@ -117,7 +123,7 @@ def place_of(named: str | None, session: str | None, prompt: Prompt) -> Place:
     return Place(None, f"beginning\N{NO-BREAK SPACE}{beginning}")
 
 
-def _digest(prompt: Prompt) -> str:
+def _digest(prompt: "Prompt") -> str:
     digest = xxhash.xxh3_64()
     if isinstance(prompt, Conversation):
         for message in prompt.messages:

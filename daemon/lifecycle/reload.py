@@ -12,7 +12,7 @@ from ..config import SETTINGS, LogFormat, LogLevel, Setting, Settings, check_key
 from ..errors import StartError
 from ..http.connections import Connections
 from ..http.handlers.entry import Entry
-from ..identity.key_file import read_keys
+from ..identity.keys import read_keys
 from ..models.aliases import DEFAULT_MODEL
 from ..models.pool import ModelPool
 from ..observability import logs

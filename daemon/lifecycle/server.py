@@ -22,9 +22,9 @@ from ..config import Settings
 from ..errors import StartError
 from ..http.connections import Connections
 from ..http.handlers.entry import Entry
-from ..http.http_server import HTTPServer
+from ..http.server import HTTPServer
 from ..http.sockets import UnixListener
-from ..identity.tenant_terms import TenantTerms
+from ..identity.tenants import TenantTerms
 from ..models.assembly import Assembly, open_folders
 from ..models.loader import ModelLoader, shrink
 from ..models.pool import ModelPool

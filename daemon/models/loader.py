@@ -28,7 +28,7 @@ from ...scheduler.queue import ConversationQueue
 from ...scheduler.thread import MLXThread
 from ..config import Settings
 from ..errors import StartError
-from ..identity.tenant_terms import TenantTerms
+from ..identity.tenants import TenantTerms
 from ..lifecycle.state_saving import save_state
 from ..observability.cache_admin import CacheAdmin
 from ..requests.service import Service

@@ -12,8 +12,8 @@ from ...scheduler.errors import DeadlineExceededError, UnavailableError
 from ...scheduler.limits import RETRY_AFTER, check_tokens, check_waiting
 from ...scheduler.tenants import TenantUse
 from ..errors import StartError
-from ..identity.deadlines import Wait
 from ..lifecycle.start_up import StartUp
+from ..requests.arrivals import Wait
 from ..requests.service import Service
 from ..requests.workers import Workers
 from .names import find, names, visible

@@ -11,9 +11,9 @@ from ...scheduler.errors import RequestError
 from ..errors import StartError
 from ..http.bodies import BodyBudget, Share
 from ..identity.caller import Caller
-from ..identity.deadlines import Wait
 from ..observability.pin_requests import PinRequest
 from ..quoting import quote
+from ..requests.arrivals import Arrival, Arrivals, Wait
 from ..requests.service import Service
 
 _PREFIX = "file:"  # of their pins' names; other pins are left as they are
@@ -64,16 +64,14 @@ async def declare(service: Service, prompts: dict[str, str]) -> None:
     for number, (name, text) in enumerate(prompts.items()):
         request = PinRequest(name=name, system=text, shared=True)
         try:
-            pin = await service.pin(request, _nobody(number))
+            pin = await service.pin(request, _arrival(number))
         except Exception as error:  # noqa: BLE001  (the model is loaded, and serves without it)
             log.warning("prompt not shared", name=name, reason=str(error))
         else:
             log.info("prompt shared", name=name, tokens=pin.held)
 
 
-def _nobody(number: int) -> Caller:
-    """The daemon itself, which asks for no more than its configuration says."""
-    share = Share(BodyBudget(1 << 40))
-    request = f"shared-{number}"
-    now = time.monotonic()
-    return Caller(request, SHARED, None, None, now, share, Wait(now), operator=True)
+def _arrival(number: int) -> Arrival:
+    """Make a request of the daemon itself, which asks for no more than its configuration says."""
+    caller, share = Caller(SHARED, operator=True), Share(BodyBudget(1 << 40))
+    return Arrivals().arrive(f"shared-{number}", caller, share, Wait(time.monotonic()))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ..http.decoding import CheckedBody
+from ..http.bodies import CheckedBody
 from ..http.failures import APIError
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import CacheHint, Conversation, Message, ToolCall
-from ..http.decoding import decode_part
+from ..http.bodies import decode_part
 from ..http.failures import APIError
 from ..quoting import quote
 from ..requests.workers import Check

@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import Conversation
-from ..http.decoding import ModelBody, decode_part
+from ..http.bodies import ModelBody, decode_part
 from ..http.failures import APIError
 from ..requests.workers import Check
 from .chat import MAX_MESSAGES, ChatRequest

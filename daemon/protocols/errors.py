@@ -1,13 +1,12 @@
 """Errors in the dialect that a request speaks; its path says which."""
 
+import re
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from ..http.answer_headers import REQUEST_ID
 from ..http.failures import APIError
-from ..http.spellings import below_v1
 from .answers import named_event
 
 MESSAGES = "/v1/messages"
@@ -19,6 +18,7 @@ RESPONSES = "/v1/responses"
 THREADS_UNSUPPORTED = "thread_unsupported_request"
 """Error code on which Anthropic's SDK sends all messages again."""
 
+_SPELLED = re.compile(r"/+(?:v1/+)*")  # beginnings of paths that stand for /v1/
 _OVERLOADED = 529
 # Anthropic's statuses and error types. Without a row, the type is `invalid_request_error` below
 # 500 and `api_error` from there on.
@@ -34,20 +34,20 @@ _TYPES = {
 }
 
 
-def error_response(request: web.Request, failure: APIError) -> web.Response:
+def error_response(path: str, request_id: str, failure: APIError) -> web.Response:
     """Answer a request with an error in the shape that its path promises."""
     response = failure.response()
-    if _is_below(request, MESSAGES):
+    if _is_below(path, MESSAGES):
         response.set_status(_STATUSES.get(failure.status, failure.status))
-        response.body = msgspec.json.encode(messages_error(failure, request[REQUEST_ID]))
+        response.body = msgspec.json.encode(messages_error(failure, request_id))
     return response
 
 
-def error_event(request: web.Request, failure: APIError) -> bytes:
+def error_event(path: str, request_id: str, failure: APIError) -> bytes:
     """End a stream with an error before its answer has begun."""
-    if _is_below(request, MESSAGES):
-        return named_event("error", messages_error(failure, request[REQUEST_ID]))
-    if _is_below(request, RESPONSES):
+    if _is_below(path, MESSAGES):
+        return named_event("error", messages_error(failure, request_id))
+    if _is_below(path, RESPONSES):
         told = {"code": failure.code, "message": failure.message, "param": failure.param}
         return named_event("error", {"type": "error", "sequence_number": 0, **told})
     return b"data: " + failure.body() + b"\n\n"
@@ -67,5 +67,7 @@ def messages_error(failure: APIError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-def _is_below(request: web.Request, route: str) -> bool:
-    return f"/v1/{below_v1(request.path)}/".startswith(f"{route}/")
+def _is_below(path: str, route: str) -> bool:
+    """Return True if a path is a route or below it, however its beginning is spelled."""
+    below_v1 = re.sub("/+", "/", _SPELLED.sub("", path, count=1)).removesuffix("/")
+    return f"/v1/{below_v1}/".startswith(f"{route}/")

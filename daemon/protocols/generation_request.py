@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ...models.params import SamplingParams
 from ...models.text.conversation import Constraint, Conversation
-from ..http.decoding import ModelBody
+from ..http.bodies import ModelBody
 from ..http.failures import APIError
 from ..quoting import quote
 from ..requests.workers import Check

@@ -16,8 +16,7 @@ from ...models.text.json_text import close_json
 from ...scheduler.request import FinishReason
 from ..http.failures import APIError
 from ..requests.answer_reader import Delta, Part
-from ..requests.generation import Generation
-from ..requests.generations import Generations
+from ..requests.generation import Generation, Generations
 from .answers import named_event
 from .content import sign
 from .errors import messages_error

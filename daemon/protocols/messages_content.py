@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import CacheHint, Message, ToolCall
-from ..http.decoding import decode_part
+from ..http.bodies import decode_part
 from ..http.failures import APIError
 from ..quoting import quote
 from .content import Markable, hidden_in, marked, stand_in

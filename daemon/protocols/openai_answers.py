@@ -8,10 +8,8 @@ from ...models.text.conversation import ToolCall
 from ...models.text.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from ...scheduler.request import FinishReason
 from ..http.failures import APIError
-from ..requests.answer_reader import Delta
-from ..requests.generation import Generation, Usage
-from ..requests.generations import Generations
-from ..requests.logprobs import TokenLogProb, Told
+from ..requests.answer_reader import Delta, TokenLogProb, Told
+from ..requests.generation import Generation, Generations, Usage
 from .answers import COMMENT, data_event
 
 _DONE = b"data: [DONE]\n\n"

@@ -10,8 +10,7 @@ from msgspec import Raw
 from ...scheduler.request import FinishReason
 from ..http.failures import APIError
 from ..requests.answer_reader import Delta
-from ..requests.generation import Usage
-from ..requests.generations import Generations
+from ..requests.generation import Generations, Usage
 from .answers import named_event
 from .openai_fields import bound_of
 from .response_output import Event, Output

@@ -10,7 +10,7 @@ import structlog
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import Message, ToolCall
-from ..http.decoding import decode_part, decode_parts
+from ..http.bodies import decode_part, decode_parts
 from ..http.failures import APIError
 from ..quoting import quote
 from ..requests.workers import Check

@@ -14,8 +14,7 @@ from ...models.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ..requests.answer_reader import Delta
-from ..requests.logprobs import TokenLogProb, Told, TopLogProb
+from ..requests.answer_reader import Delta, TokenLogProb, Told, TopLogProb
 from .content import sign
 from .response_items import new_id
 from .response_tools import CalledTool

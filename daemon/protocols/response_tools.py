@@ -8,7 +8,7 @@ import structlog
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import Tool, ToolChoice
-from ..http.decoding import decode_part
+from ..http.bodies import decode_part
 from ..http.failures import APIError
 from ..quoting import quote
 from ..requests.workers import Check

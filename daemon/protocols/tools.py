@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 from ...models.errors import GrammarError
 from ...models.text.conversation import Message, Tool, ToolChoice
 from ...models.text.grammar.schema_check import measure, mended
-from ..http.decoding import decode_part
+from ..http.bodies import decode_part
 from ..http.failures import APIError
 from ..quoting import quote
 from ..requests.workers import Check

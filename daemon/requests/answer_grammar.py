@@ -1,4 +1,4 @@
-"""What an answer is held to: what its request asks for, and how its model writes it."""
+"""The grammar of an answer: from its request, and from the way its model writes calls."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,12 +17,12 @@ from ..protocols.tools import schema_refusal
 
 
 class HeldTo(NamedTuple):
-    """What an answer is held to.
+    """The constraints of an answer.
 
     Attributes:
-        grammar: None where it is free.
-        guaranteed: each call will be one that can be read, so that it may be passed on as it comes.
-        constrained: content will match what was asked for.
+        grammar: None if it is free.
+        guaranteed: each call can be read, so that it may be passed on as it comes.
+        constrained: the content matches the request's constraint.
     """
 
     grammar: Grammar | None = None
@@ -33,10 +33,10 @@ class HeldTo(NamedTuple):
 def text_grammar(
     compiler: GrammarCompiler, constraint: Constraint | None, tenant: str
 ) -> Grammar | None:
-    """Compile what a text completion of a tenant must match; None where it is free.
+    """Compile the grammar of a tenant's text completion; None if it is free.
 
     Raises:
-        APIError: 400, it cannot be honoured.
+        APIError: 400, the constraint cannot be honoured.
     """
     return None if constraint is None else _compile(compiler, tenant, constraint, None)
 
@@ -50,18 +50,18 @@ def conversation_grammar(
     *,
     opened: bool,
 ) -> HeldTo:
-    """Compile what an answer in a conversation must match, its calls included.
+    """Compile the grammar of an answer in a conversation, its calls included.
 
     Args:
         compiler: of the model.
         template: of the model.
-        conversation: its tools and the choice among them.
+        conversation: has the tools and the choice among them.
         constraint: for the content.
-        tenant: whose it is; what was compiled for others is not reused.
-        opened: whether the prompt ends inside the model's thoughts.
+        tenant: of the request; grammars compiled for others are not reused.
+        opened: the prompt ends inside the model's thoughts.
 
     Raises:
-        APIError: 400, it cannot be honoured.
+        APIError: 400, the constraint or a tool's schema cannot be honoured.
     """
     wanted = _wanted(template, conversation, constraint)
     if wanted is None:

@@ -1,6 +1,11 @@
-"""Tokens of one answer to its parts: detokenised, parsed, searched for stop sequences."""
+"""One answer's tokens become its parts: detokenised, parsed, searched for stop sequences.
 
+Log-probabilities go with the piece of text that their token begins in.
+"""
+
+import codecs
 import secrets
+from collections import deque
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -16,29 +21,66 @@ from ...models.text.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from .logprobs import LogprobBuffer, Told
+
+ENTRY_BYTES = 100
+"""Bytes that one log-probability takes until its answer is sent."""
+
+_LEAST = -9999.0  # OpenAI's number for a token that cannot come: JSON has no infinity
+_TokenText = tuple[str, tuple[int, ...] | None]
+
+# None of the next three is tracked by the garbage collector: answers have hundreds of thousands,
+# and each collection would stop the event loop while it visits them all. They refer to no
+# containers but tuples of numbers and of each other.
+
+
+class TopLogProb(msgspec.Struct, gc=False):
+    """A token that was or could have been chosen, as OpenAI's chat completions write it.
+
+    Attributes:
+        token: its text, with U+FFFD for bytes that are no UTF-8 on their own; a special
+            token's name.
+        logprob: a finite number.
+        bytes: exactly those that it writes; None for a special token, which writes none.
+    """
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class TokenLogProb(TopLogProb, gc=False):
+    """A token of the answer, and the likeliest ones in its place, likeliest first."""
+
+    top_logprobs: tuple[TopLogProb, ...]
+
+
+class Told(msgspec.Struct, frozen=True, gc=False):
+    """A token of the answer, and the character of the text in which it begins."""
+
+    place: int
+    token: TokenLogProb
 
 
 class Parser(Protocol):
     """Finds reasoning and tool calls in text; `models.text.output` has the real ones.
 
     Attributes:
-        done: nothing after this is part of the answer.
+        done: True if no later text is part of the answer.
     """
 
     done: bool
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to the reasoning, as far as is known."""
+        """True if the next text belongs to the reasoning, as far as is known."""
         ...
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Take more text; return what is certain."""
+        """Take more text; return the events that are certain."""
         ...
 
     def flush(self) -> list[OutputEvent]:
-        """End of text: return what was held back."""
+        """End of text: return the events that were held back."""
         ...
 
 
@@ -46,8 +88,8 @@ class Delta(NamedTuple):
     """More of an answer.
 
     Attributes:
-        event: what it is; a text may be empty where only tokens are left.
-        tokens: those that begin in a text, with their log-probabilities; None if nobody asked.
+        event: its text may be empty if only tokens are left.
+        tokens: those that begin in a text, with their log-probabilities; None if not asked for.
     """
 
     event: OutputEvent
@@ -55,18 +97,18 @@ class Delta(NamedTuple):
 
 
 Part = TextDelta | ReasoningDelta | ToolCall
-"""A call, or all of a text or a thought up to what comes between it and the next."""
+"""A call, or all of a text or a thought up to the next part of another kind."""
 
 
 class CollectedAnswer(msgspec.Struct):
-    """What has come of an answer so far.
+    """An answer so far.
 
     Attributes:
         parts: in the order in which they came.
         text: its content.
-        reasoning: what the model thought first.
-        calls: of tools, with what has come of their arguments.
-        tokens: of the content, with their log-probabilities; None if nobody asked.
+        reasoning: all thoughts.
+        calls: of tools, with their arguments so far.
+        tokens: of the content, with their log-probabilities; None if not asked for.
     """
 
     parts: list[Part] = []
@@ -83,13 +125,12 @@ class AnswerReader:
         codec: of the model.
         parser: of its answers.
         stops: sequences that end the content.
-        logprobs: whether tokens are handed out with the text.
+        logprobs: tokens are handed out with the text.
         markup: special tokens whose text the parser must see.
         continues: the answer goes on from the prompt's text.
 
     Attributes:
-        stop_sequence: the one that was found.
-        reasoning_tokens: how many tokens the reasoning has had.
+        reasoning_tokens: the number of tokens of the reasoning so far.
     """
 
     def __init__(
@@ -107,11 +148,11 @@ class AnswerReader:
         self._scanner = StopScanner(stops)
         self._held_at = 0  # where the text begins that the scanner holds
         self._held = 0
-        self._ledger = LogprobBuffer(codec, markup, continues=continues) if logprobs else None
+        self._logprobs = LogprobBuffer(codec, markup, continues=continues) if logprobs else None
         self._last_is_text = True
         self.reasoning_tokens = 0
-        self._parts: list[_Text | _Reasoning | _Call] = []
-        self._calls: list[_Call] = []
+        self._parts: list[_Part] = []
+        self._calls: list[_Part] = []
         self._tokens: list[Told] = []
 
     @property
@@ -121,41 +162,41 @@ class AnswerReader:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer asks for a call."""
+        """True if the answer asks for a call."""
         return bool(self._calls)
 
     @property
     def done(self) -> bool:
-        """Whether nothing after this is part of the answer."""
+        """True if no later token is part of the answer."""
         return self._scanner.matched is not None or self._parser.done
 
     def push(self, token: int, logprobs: LogProbs | None) -> list[Delta]:
-        """Take the next token; return what it makes certain."""
+        """Take the next token; return the deltas that it makes certain."""
         self.reasoning_tokens += self._parser.in_reasoning
-        if self._ledger is not None and logprobs is not None:
-            self._ledger.push(token, logprobs)
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs.push(token, logprobs)
         return self._read(self._parser.push(self._detokenizer.push(token)))
 
     def flush(self) -> list[Delta]:
-        """End of the answer: return what was held back until it was clear that nothing follows."""
+        """End of the answer: return the deltas that were held back."""
         deltas = self._read(self._parser.flush())
         if self._scanner.matched is None:
             deltas += self._texts(self._scanner.flush())
-            rest = self._ledger.rest() if self._ledger is not None and self._last_is_text else []
-            if rest:
+            buffer = self._logprobs
+            if buffer is not None and self._last_is_text and (rest := buffer.rest()):
                 self._tokens += rest
                 deltas.append(Delta(TextDelta("", self._held_at), rest))
         return deltas
 
     def collected(self) -> CollectedAnswer:
-        """Put together what has come so far."""
+        """Put together the answer so far."""
         parts = [part.collected() for part in self._parts]
         return CollectedAnswer(
             parts,
             "".join(part.text for part in parts if isinstance(part, TextDelta)),
             "".join(part.text for part in parts if isinstance(part, ReasoningDelta)),
             [part for part in parts if isinstance(part, ToolCall)],
-            None if self._ledger is None else self._tokens,
+            None if self._logprobs is None else self._tokens,
         )
 
     def _read(self, events: list[OutputEvent]) -> list[Delta]:
@@ -181,66 +222,125 @@ class AnswerReader:
         return deltas + self._texts(text)
 
     def _texts(self, text: str) -> list[Delta]:
-        """Hand out text of the content, the next of what the scanner was given."""
+        """Hand out the next text of the content that the scanner held."""
         if not text:
             return []
         start, end = self._held_at, self._held_at + len(text)
         self._held_at, self._held = end, self._held - len(text)
         self._last_is_text = True
-        if not self._parts or not isinstance(self._parts[-1], _Text):
-            self._parts.append(_Text(start))
-        self._parts[-1].fragments.append(text)
-        tokens = None if self._ledger is None else self._ledger.between(start, end)
+        self._extend(TextDelta("", start), text)
+        tokens = None if self._logprobs is None else self._logprobs.between(start, end)
         self._tokens += tokens or []
         return [Delta(TextDelta(text, start), tokens)]
+
+    def _extend(self, empty: TextDelta | ReasoningDelta, text: str) -> None:
+        """Add to the last part, or to a new one if that is of another kind."""
+        if not self._parts or type(self._parts[-1].empty) is not type(empty):
+            self._parts.append(_Part(empty, []))
+        self._parts[-1].fragments.append(text)
 
     def _other(self, event: OutputEvent) -> OutputEvent:
         """Keep what is not content; a call gets the name that its result will refer to."""
         self._last_is_text = False
         match event:
             case ReasoningDelta():
-                if not self._parts or not isinstance(self._parts[-1], _Reasoning):
-                    self._parts.append(_Reasoning())
-                self._parts[-1].fragments.append(event.text)
+                self._extend(ReasoningDelta(""), event.text)
             case ToolCallStart():
-                # Not the model's own: what it counts begins anew with each answer.
+                # Not the model's own id: its numbers start again with each answer.
                 call_id = f"call_{secrets.token_hex(12)}"
-                self._calls.append(_Call(call_id, event.name))
-                self._parts.append(self._calls[-1])
+                call = _Part(ToolCall(id=call_id, name=event.name, arguments=""), [])
+                self._calls.append(call)
+                self._parts.append(call)
                 return event._replace(id=call_id)
             case ToolCallDelta():
                 self._calls[event.call].fragments.append(event.arguments)
         return event
 
 
-class _Text:
-    """A text that is coming."""
+class _Part(NamedTuple):
+    """A part that is coming: itself without text, and the fragments of its text."""
 
-    def __init__(self, start: int) -> None:
-        self.fragments: list[str] = []
-        self._start = start
+    empty: Part
+    fragments: list[str]
 
-    def collected(self) -> TextDelta:
-        return TextDelta("".join(self.fragments), self._start)
-
-
-class _Reasoning:
-    """A thought that is coming."""
-
-    def __init__(self) -> None:
-        self.fragments: list[str] = []
-
-    def collected(self) -> ReasoningDelta:
-        return ReasoningDelta("".join(self.fragments))
+    def collected(self) -> Part:
+        text = "".join(self.fragments)
+        if isinstance(self.empty, ToolCall):
+            return msgspec.structs.replace(self.empty, arguments=text)
+        return self.empty._replace(text=text)
 
 
-class _Call:
-    """A call whose arguments are coming."""
+class LogprobBuffer:
+    """Keeps an answer's tokens until the text that they begin in is passed on.
 
-    def __init__(self, call_id: str, name: str) -> None:
-        self.fragments: list[str] = []
-        self._id = call_id
-        self._name = name
+    Between a token and its text stand the detokenizer, which waits for whole characters, and the
+    search for stop sequences, which holds text back or cuts it away. A token is handed out once,
+    with the piece of text that has the character of its first byte. The arguments are those of
+    the detokenizer.
+    """
 
-    def collected(self) -> ToolCall:
-        return ToolCall(id=self._id, name=self._name, arguments="".join(self.fragments))
+    def __init__(
+        self, codec: TextCodec, markup: frozenset[int] = frozenset(), *, continues: bool = False
+    ) -> None:
+        self._codec = codec
+        self._markup = markup
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._first = not continues
+        self._texts: dict[tuple[int, bool], _TokenText] = {}
+        self._written = 0
+        self._held: deque[Told] = deque()
+
+    def push(self, token: int, logprobs: LogProbs) -> None:
+        """Take the next token of the answer."""
+        text, numbers = self._text(token)
+        top = tuple(
+            TopLogProb(other, _finite(value), data)
+            for (other, data), value in ((self._text(i), value) for i, value in logprobs.top)
+        )
+        told = TokenLogProb(text, _finite(logprobs.chosen), numbers, top)
+        self._held.append(Told(self._place(bytes(numbers or ())), told))
+        self._first = self._first and numbers is None
+
+    def between(self, start: int, end: int) -> list[Told]:
+        """Hand out the tokens that begin in `[start, end)` of the text, and drop earlier ones."""
+        told = []
+        while self._held and self._held[0].place < end:
+            token = self._held.popleft()
+            if token.place >= start:
+                told.append(token)
+        return told
+
+    def rest(self) -> list[Told]:
+        """Hand out the tokens left at the end of an answer that no stop sequence has cut.
+
+        They are the tokens of the last piece, and tokens without text: special ones, and those
+        of a character that the answer ends in.
+        """
+        told = list(self._held)
+        self._held.clear()
+        return told
+
+    def _text(self, token: int) -> _TokenText:
+        """Read a token's text here; the same objects each time, as few differ."""
+        found = self._texts.get((token, self._first))
+        if found is None:
+            text, data = self._codec.read_token(token, first=self._first, visible=self._markup)
+            found = text, None if data is None else tuple(data)
+            self._texts[token, self._first] = found
+        return found
+
+    def _place(self, data: bytes) -> int:
+        """Count the characters of the text before the one that the next byte lies in."""
+        if not data:
+            return self._written
+        done = self._utf8.decode(data[:1])
+        # The byte is in the last character so far. Bytes that wait for more are one character, or
+        # two where they can be no beginning (a surrogate's), which the decoder sees later.
+        waiting = self._utf8.getstate()[0].decode(errors="replace")
+        place = self._written + len(done) + len(waiting) - 1
+        self._written += len(done) + len(self._utf8.decode(data[1:]))
+        return place
+
+
+def _finite(logprob: float) -> float:
+    return max(_LEAST, logprob)  # in this order: it makes NaN the least, too

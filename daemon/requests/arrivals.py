@@ -1,43 +1,74 @@
-"""Keeps requests of one conversation in the order in which they came, until they are queued.
+"""Requests on their way to the queue, those of one conversation in the order in which they came.
 
-A small request is decoded and tokenised sooner than a large one that came before it. Where both
-name the same conversation, or come from the same agent's session, it waits for that one here.
+A small request is decoded and tokenised sooner than a large one that came before it. If both name
+the same conversation, or come from the same agent's session, it waits for that one here.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
-from ...scheduler.order import Priority
 from ...scheduler.times import Activity, Times
+from ..http.bodies import Share
+from ..identity.caller import Caller
+from ..identity.conversations import OrderKey
 
 
-class Line(NamedTuple):
-    """What a request follows others in: a conversation, a response, or an agent's session.
+class Wait:
+    """A request's deadline, and its place among those that wait until it is queued.
 
-    Attributes:
-        model: whose queue it is: nobody waits until another model is loaded.
-        kind: of the name.
-        name: as the client says it.
+    Args:
+        arrived_at: when it came, on the engine's clock, in seconds.
+        asked: seconds that it asks for; None for the daemon's own limit.
+        clock: the engine's.
     """
 
-    model: str
-    kind: str
-    name: str
+    def __init__(
+        self,
+        arrived_at: float,
+        asked: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.arrived_at = arrived_at
+        self._asked = math.inf if asked is None else asked
+        self._clock = clock
+        self._give_back: Callable[[], object] | None = None
+
+    def deadline(self, most: float) -> float:
+        """Return when it must have ended, if the daemon allows `most` seconds."""
+        return self.arrived_at + min(self._asked, most)
+
+    def left(self, most: float) -> float:
+        """Return the seconds until then; 0 if it is late."""
+        return max(0.0, self.deadline(most) - self._clock())
+
+    @property
+    def has_place(self) -> bool:
+        """True if it is counted among the waiting requests."""
+        return self._give_back is not None
+
+    def take_place(self, give_back: Callable[[], object]) -> None:
+        """Hold a place; `give_back` is called once, when it is given back."""
+        self._give_back = give_back
+
+    def give_place_back(self) -> None:
+        """Give the place back, if there is one."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
 
 
 class ArrivalStatus(msgspec.Struct, frozen=True):
     """A request that has come and is not queued yet, as `/status` shows it.
 
     Attributes:
-        conversation: the request's id, where it names none.
-        model: that it asks for; None until that is read.
-        activity: what is done with it, or what it waits for.
+        conversation: the request's id, if it names none.
+        model: None until it is read.
         seconds: of each activity so far.
     """
 
@@ -51,35 +82,26 @@ class ArrivalStatus(msgspec.Struct, frozen=True):
 
 
 class Arrivals:
-    """The requests of each tenant that have come and are not queued yet. For the event loop.
-
-    Args:
-        clock: the engine's, in seconds.
-    """
+    """The requests of each tenant that have come and are not queued yet. For the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._by_tenant: dict[str, dict[Arrival, None]] = {}
 
-    def arrive(self, tenant: str, request: str) -> "Arrival":
+    def arrive(self, request_id: str, caller: Caller, share: Share, wait: Wait) -> "Arrival":
         """Note a request whose body has come; it must `leave`."""
-        arrival = Arrival(self, tenant, request)
-        self._by_tenant.setdefault(tenant, {})[arrival] = None
+        arrival = Arrival(self, request_id, caller, share, wait)
+        self._by_tenant.setdefault(caller.tenant, {})[arrival] = None
         return arrival
 
     def describe(self, most: int, tenant: str | None = None) -> list[ArrivalStatus]:
-        """Describe requests, those of each tenant from the oldest on.
-
-        Args:
-            most: how many at most.
-            tenant: whose; None for everybody's.
-        """
+        """Describe at most so many requests of a tenant, or of all tenants, the oldest first."""
         whose = self._by_tenant if tenant is None else [tenant]
         found = (each for name in whose for each in self._by_tenant.get(name, ()))
         return [each.describe() for each in islice(found, most)]
 
     def before(self, arrival: "Arrival") -> "list[Arrival]":
-        """The requests of its tenant that came before one, the oldest first."""
+        """Return the requests of the same tenant that came before, the oldest first."""
         earlier = []
         for each in self._by_tenant.get(arrival.tenant, ()):
             if each is arrival:
@@ -95,59 +117,64 @@ class Arrivals:
             self._by_tenant.pop(arrival.tenant, None)
 
     def __len__(self) -> int:
-        """How many requests there are."""
         return sum(map(len, self._by_tenant.values()))
 
 
 class Arrival:
-    """A request that has come and is not queued yet.
+    """A request from the moment its body has come until it is queued.
 
     Attributes:
-        tenant: whose it is.
-        request: its id.
+        request_id: its name, in the log and the answer's headers.
+        caller: its sender.
+        share: bytes of the budget that its body, and then its prompt, hold.
+        wait: its deadline, and its place among the waiting.
         model: that it asks for; None until that is read.
-        conversation: that it names, if it names one.
-        priority: before whom it goes.
-        lines: what it follows others in.
-        read: set when that is known, or when it has left.
-        left: set when it is queued, or has ended.
-
-    Args:
-        arrivals: where it is.
-        tenant: whose it is.
-        request: its id.
+        conversation: that its headers or its body name; None if neither does.
+        priority: by its headers and its body.
+        keys: earlier requests with one of them are queued before it.
+        has_keys: set when they are known, or when it has left.
+        has_left: set when it is queued, or has ended.
     """
 
-    def __init__(self, arrivals: Arrivals, tenant: str, request: str) -> None:
-        self.tenant = tenant
-        self.request = request
+    def __init__(
+        self, arrivals: Arrivals, request_id: str, caller: Caller, share: Share, wait: Wait
+    ) -> None:
+        self.request_id = request_id
+        self.caller = caller
+        self.share = share
+        self.wait = wait
         self.model: str | None = None
-        self.conversation: str | None = None
-        self.priority = Priority.INTERACTIVE
-        self.lines = frozenset[Line]()
-        self.read = asyncio.Event()
-        self.left = asyncio.Event()
+        self.conversation = caller.conversation
+        self.priority = caller.priority
+        self.keys = frozenset[OrderKey]()
+        self.has_keys = asyncio.Event()
+        self.has_left = asyncio.Event()
         self._arrivals = arrivals
         self._times = Times(Activity.TOKENIZE, arrivals.clock())
 
-    def know(self, lines: Iterable[Line]) -> None:
-        """Say what it follows others in; nothing, if nothing has a name."""
-        self.lines = frozenset(lines)
-        self.read.set()
+    @property
+    def tenant(self) -> str:
+        """The tenant that sent it."""
+        return self.caller.tenant
 
-    async def turn(self) -> None:
-        """Wait until all of its lines that came before it have left."""
-        for earlier in self._arrivals.before(self) if self.lines else ():
-            if earlier.read.is_set() and not earlier.lines & self.lines:
+    def set_keys(self, keys: Iterable[OrderKey]) -> None:
+        """Say which earlier requests it waits for; none, if it has no keys."""
+        self.keys = frozenset(keys)
+        self.has_keys.set()
+
+    async def wait_for_earlier(self) -> None:
+        """Wait until all earlier requests with one of its keys have left."""
+        for earlier in self._arrivals.before(self) if self.keys else ():
+            if earlier.has_keys.is_set() and not earlier.keys & self.keys:
                 continue
             with self.waiting(Activity.CONVERSATION):
-                await earlier.read.wait()
-                if earlier.lines & self.lines:
-                    await earlier.left.wait()
+                await earlier.has_keys.wait()
+                if earlier.keys & self.keys:
+                    await earlier.has_left.wait()
 
     @contextmanager
     def waiting(self, activity: Activity) -> Iterator[None]:
-        """Have it wait for something for a while."""
+        """Count the block's time as a wait for something."""
         self._times.note(activity, self._arrivals.clock())
         try:
             yield
@@ -155,25 +182,30 @@ class Arrival:
             self._times.note(Activity.TOKENIZE, self._arrivals.clock())
 
     def seconds(self) -> dict[Activity, float]:
-        """Seconds of each activity so far, of those that took any."""
+        """Return the seconds of each activity so far, of those that took any."""
         found = self._times.seconds(self._arrivals.clock())
         return {activity: seconds for activity, seconds in found.items() if seconds}
 
     def describe(self) -> ArrivalStatus:
-        """Take its picture."""
+        """Describe it for `/status`."""
         seconds = self._times.seconds(self._arrivals.clock())
         return ArrivalStatus(
-            request=self.request,
+            request=self.request_id,
             tenant=self.tenant,
-            conversation=self.conversation or self.request,
+            conversation=self.conversation or self.request_id,
             model=self.model,
             priority=self.priority.name.lower(),
             activity=self._times.activity,
             seconds={activity: round(passed, 3) for activity, passed in seconds.items()},
         )
 
+    def queue(self) -> None:
+        """Give up its places here: it is queued now. Idempotent."""
+        self.wait.give_place_back()
+        self.leave()
+
     def leave(self) -> None:
         """It is queued, or has ended. Idempotent."""
         self._arrivals.remove(self)
-        self.read.set()
-        self.left.set()
+        self.has_keys.set()
+        self.has_left.set()

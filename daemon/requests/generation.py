@@ -1,8 +1,13 @@
-"""One answer as it comes: events of the engine to parts of the answer, on the event loop."""
+"""A request's answers as they come: the engine's events become parts of answers.
 
-from collections.abc import Callable
+Everything here belongs to the event loop.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 import structlog
@@ -12,16 +17,16 @@ from ...scheduler.handoff import EventChannel, Handoff
 from ...scheduler.order import Priority
 from ...scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
 from ...scheduler.times import Times
-from ..http.request_times import RequestTimes
 from ..observability.metrics import Metrics
 from ..panics import panics_as_errors
 from .answer_reader import AnswerReader, Delta
+from .request_times import RequestTimes
 
 log = structlog.get_logger()
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What one request took, in tokens."""
+    """Tokens of one request."""
 
     prompt_tokens: int
     cached_tokens: int = 0
@@ -32,16 +37,19 @@ class Usage(msgspec.Struct, frozen=True):
 class Generation:
     """Reads one request's channel and turns tokens into parts of an answer.
 
-    An async context manager: leaving it, however that comes about, cancels what still
-    runs, writes the request's log line and counts it.
+    An async context manager: leaving it cancels the request if it still runs, writes its log line
+    and counts it.
 
     Args:
+        request: submitted when the manager is entered.
+        handoff: leads to the engine.
+        reader: of the answer's tokens.
+        metrics: of the model.
         arrived_at: when the request came, on the engine's clock, in seconds.
         hold_logprobs: counts log-probabilities that are kept until the answer is sent; raises
-            `UnavailableError` where there is no room for them.
+            `UnavailableError` if there is no room for them.
 
     Attributes:
-        reader: of its tokens; knows what has come so far.
         finish_reason: None until the answer has ended.
         tokens: of the answer so far.
         cached_tokens: of the prompt; 0 until the request has left the queue.
@@ -84,7 +92,7 @@ class Generation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._handoff.cancel(self.request.id)
+        self.cancel()
         if self.finish_reason is None and isinstance(error, RequestError):
             self.fail(error)
         elif self.finish_reason is None:  # the client left
@@ -109,7 +117,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """What it has taken so far."""
+        """Tokens of the request so far."""
         prompt, answer = len(self.request.prompt), len(self.tokens)
         return Usage(prompt, self.cached_tokens, answer, self.reader.reasoning_tokens)
 
@@ -128,7 +136,8 @@ class Generation:
             event = await self._channel.get()
             match event:
                 case Started():
-                    self._start(event)
+                    self._matched, self.cached_tokens = event.matched, event.cached
+                    self._times.start(event.at)
                     return []
                 case TokenEvent():
                     if deltas := self._take(event):
@@ -140,10 +149,6 @@ class Generation:
                     self.finish_reason = event.reason
                     return self.reader.flush() or None
         return None
-
-    def _start(self, event: Started) -> None:
-        self._matched, self.cached_tokens = event.matched, event.cached
-        self._times.start(event.at)
 
     def _take(self, event: TokenEvent) -> list[Delta]:
         """Count a token and read it; it may end the answer."""
@@ -160,12 +165,12 @@ class Generation:
             raise failure from error
         if self.reader.done:
             self.finish_reason = FinishReason.STOP
-            self.cancel()  # others of the same request may go on for long
+            self.cancel()  # the request's other answers may go on for long
             deltas += self.reader.flush()
         return deltas
 
     def cancel(self) -> None:
-        """End the answer; what has come of it stays."""
+        """End the answer; the part that has come stays."""
         self._handoff.cancel(self.request.id)
 
     def fail(self, error: Exception) -> None:
@@ -174,27 +179,21 @@ class Generation:
 
     @property
     def _computed(self) -> tuple[Times, float] | None:
-        """What the engine did of it, and when that ended; None if it never took it."""
+        """The engine's times of the request and when it ended; None if it was never taken."""
         channel = self._channel
         if channel is None or channel.times is None or channel.finished_at is None:
             return None
         return channel.times, channel.finished_at
 
     def _longest_wait(self) -> dict[str, object]:
-        """What it waited for longest, and for how many seconds."""
         if (computed := self._computed) is None:
             return {"waited_for": None, "waited_s": None}
         times, ended_at = computed
         activity, seconds = times.longest_wait(ended_at) or (None, 0.0)
         return {"waited_for": activity, "waited_s": round(seconds, 3)}
 
-    def _log_priority(self) -> dict[str, str]:
-        """Name the priority where it is not everybody's."""
-        priority = self.request.priority
-        return {} if priority is Priority.INTERACTIVE else {"priority": priority.name.lower()}
-
     def _write_log_line(self) -> None:
-        usage = self.usage
+        usage, priority = self.usage, self.request.priority
         log.info(
             "request",
             request=self.request.id,
@@ -207,8 +206,140 @@ class Generation:
             **self._times.log_latencies(),
             out=usage.completion_tokens,
             finish=self.finish_reason,
-            **self._log_priority(),
+            **({} if priority is Priority.INTERACTIVE else {"priority": priority.name.lower()}),
             **self._times.log_stages(),
             **self._longest_wait(),
             **({} if self._error is None else {"error": str(self._error)}),
         )
+
+
+class ChoiceDeltas(NamedTuple):
+    """More of one answer: its number, and its deltas; [] when it starts, None when it has ended."""
+
+    choice: int
+    deltas: list[Delta] | None
+
+
+class Generations:
+    """Reads all answers of one request as they come: several prompts, several answers of each.
+
+    An async context manager: leaving it ends them all.
+
+    Args:
+        answers: at least one.
+        n: answers of each prompt; those of the first prompt come first.
+        before_queue: called when they are submitted.
+
+    Attributes:
+        answers: by the number of their choice.
+        at_end: called once, in order, when all have ended, before the end is reported.
+    """
+
+    def __init__(
+        self,
+        answers: list[Generation],
+        n: int = 1,
+        before_queue: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.answers = answers
+        self.at_end: list[Callable[[], Awaitable[None]]] = []
+        self._ending: asyncio.Future[None] | None = None
+        self._n = n
+        self._before_queue = before_queue
+        self._stack = AsyncExitStack()
+        self._tasks: dict[asyncio.Task[list[Delta] | None], int] = {}
+        self._left = len(answers)
+
+    async def __aenter__(self) -> Self:
+        """Submit all requests.
+
+        Raises:
+            RetryLaterError: one cannot be taken now; then none is.
+        """
+        self._before_queue()  # no other request is queued between this and the submissions
+        async with AsyncExitStack() as stack:
+            for generation in self.answers:
+                await stack.enter_async_context(generation)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await self._stack.__aexit__(kind, error, traceback)
+
+    async def next(self) -> ChoiceDeltas | None:
+        """Wait for more of any answer; None when all have ended. Safe to cancel and call again.
+
+        Raises:
+            RequestError: one of them ended with an error.
+        """
+        if not self._left:
+            if self._ending is None:
+                self._ending = asyncio.ensure_future(self._end())
+            await asyncio.shield(self._ending)
+            return None
+        if len(self.answers) == 1:
+            return self._noted(0, await self.answers[0].next())
+        if not self._tasks:
+            for choice in range(len(self.answers)):
+                self._await_more(choice)
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        task = done.pop()
+        choice = self._tasks.pop(task)
+        noted = self._noted(choice, task.result())
+        if noted.deltas is not None:
+            self._await_more(choice)
+        return noted
+
+    async def _end(self) -> None:
+        for do in self.at_end:
+            await do()
+
+    def _await_more(self, choice: int) -> None:
+        self._tasks[asyncio.ensure_future(self.answers[choice].next())] = choice
+
+    def _noted(self, choice: int, deltas: list[Delta] | None) -> ChoiceDeltas:
+        self._left -= deltas is None
+        return ChoiceDeltas(choice, deltas)
+
+    async def finish(self) -> None:
+        """Wait until all answers have ended; their readers then have them."""
+        while await self.next() is not None:
+            pass
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all answers; each prompt counts once."""
+        prompts = [generation.usage for generation in self.answers[:: self._n]]
+        every = [generation.usage for generation in self.answers]
+        return Usage(
+            sum(usage.prompt_tokens for usage in prompts),
+            sum(usage.cached_tokens for usage in prompts),
+            sum(usage.completion_tokens for usage in every),
+            sum(usage.reasoning_tokens for usage in every),
+        )
+
+    @property
+    def has_logprobs(self) -> bool:
+        """True if log-probabilities were asked for, so that the answers are large."""
+        return self.answers[0].request.sampling.top_logprobs is not None
+
+    def cancel(self) -> None:
+        """End all answers; the parts that have come stay."""
+        for generation in self.answers:
+            generation.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """Note that the answers ended with an error."""
+        for generation in self.answers:
+            if generation.finish_reason is None:
+                generation.fail(error)

@@ -1,4 +1,4 @@
-"""The few threads that decode bodies, render templates and tokenise, off the event loop."""
+"""The threads that decode bodies, render templates and tokenise, off the event loop."""
 
 import asyncio
 import threading
@@ -13,8 +13,8 @@ from ...scheduler.errors import DeadlineExceededError
 from ...scheduler.limits import check_room, check_waiting
 from ...scheduler.tenants import Places, TenantUse
 from ..http.bodies import SMALL_BODY
-from ..identity.deadlines import Wait
 from ..panics import panics_as_errors
+from .arrivals import Wait
 
 T = TypeVar("T")
 
@@ -22,24 +22,24 @@ _THREADS = 3
 _THREADS_FOR_LARGE = 1
 
 Check = Callable[[], None]
-"""Called between two stages of work; raises `AbandonedError` if nobody waits for it any more."""
+"""Called between two stages of work; raises `AbandonedError` if no request waits for it."""
 
 
 class AbandonedError(Exception):
-    """Whoever asked for this work has left, or its time was over."""
+    """The request of this work has left, or its time was over."""
 
 
 class Workers:
     """Runs work on a bounded number of threads, and bounds how much may wait for one.
 
-    Tenants take turns, so that none waits behind all that another has sent, and none has all the
-    threads, so that slow work of one (a schema to compile) does not keep another's from beginning.
-    Large bodies have a thread of their own, so that they never keep small ones waiting.
+    Tenants take turns, so that none waits behind all work of another, and none has all the
+    threads, so that slow work of one (a schema to compile) does not delay another's. Large bodies
+    have a thread of their own, so that small ones never wait for them.
 
     Args:
-        most_waiting: how many requests may wait. It may change.
+        most_waiting: the number of requests that may wait. It may change.
         timeout: seconds that a request may take, its work here included. It may change.
-        use: what waits elsewhere; what waits here counts too.
+        use: counts the tenants' waiting requests, here and elsewhere.
     """
 
     def __init__(self, most_waiting: int, timeout: float, use: TenantUse) -> None:
@@ -62,14 +62,14 @@ class Workers:
         """Run work on a thread. Cancelled or late, it is ended at its next stage.
 
         Args:
-            work: what to do; it calls what it is given between two stages.
+            work: calls its argument between two stages.
             size: bytes of the body that it works on.
-            tenant: whose it is.
-            wait: how long the request may take; None for `timeout` from now on.
+            tenant: of the request.
+            wait: the request's deadline; None for `timeout` from now on.
             admitted: the request was let in already, and is not refused for this.
 
         Raises:
-            QueueFullError: as many wait as may wait, of all or of the tenant.
+            QueueFullError: no more may wait, of all or of the tenant.
             DeadlineExceededError: it did not end in time.
         """
         lane = self._small if size <= SMALL_BODY else self._large
@@ -80,7 +80,7 @@ class Workers:
         elif not let_in:
             check_room(self._use, self.most_waiting, now)
         job = _Job(work, tenant, self._places if counts else None)
-        del work  # or this frame, which an exception holds, would keep what the job lets go
+        del work  # or this frame, which an exception holds, would keep the body
         left = self.timeout if wait is None else wait.left(self.timeout)
         try:
             async with asyncio.timeout(left):
@@ -92,27 +92,23 @@ class Workers:
             del job  # it holds an error that holds this frame
 
     def close(self) -> None:
-        """Take nothing more, and drop what waits; what runs ends by itself."""
+        """Take nothing more, and drop the waiting work; running work ends by itself."""
         for lane in (self._small, self._large):
             lane.close()
         self._use.leave(self._places)
 
 
 class _Job:
-    """A piece of work, for as long as somebody waits for it.
+    """A piece of work, for as long as a request waits for it.
 
-    When it is abandoned, or has failed, nobody counts the body that it works on any more, so that
-    is let go at once.
-
-    Attributes:
-        done: has what it returns.
-        tenant: whose it is.
+    When it is abandoned, or has failed, the body that it works on is counted no more, so it is
+    released at once.
 
     Args:
-        work: what to do.
-        tenant: as above.
-        places: counts it among those that wait, until it begins or is abandoned; None where it
-            need not wait, or is counted elsewhere.
+        work: to be run once.
+        tenant: of the request.
+        places: count it as waiting until it begins or is abandoned; None if it need not wait, or
+            is counted elsewhere.
     """
 
     def __init__(self, work: Callable[[Check], Any], tenant: str, places: Places | None) -> None:
@@ -133,10 +129,10 @@ class _Job:
         try:
             with panics_as_errors():
                 result = work(partial(_check, self._abandoned))
-        except BaseException as error:  # noqa: BLE001  (whoever waits for it hears of it)
+        except BaseException as error:  # noqa: BLE001  (the waiting request gets it)
             self.done.set_exception(error)
-            # The error holds this frame and those that it went through, and `done` holds the error.
-            # None of them may hold the job, or all stay until garbage is collected, the body too.
+            # `done` holds the error, which holds this frame and those that it went through. If one
+            # of them held the job, all would stay until garbage is collected, the body too.
             del work, self
         else:
             self.done.set_result(result)
@@ -147,7 +143,7 @@ class _Job:
         self._wait_no_more()
 
     def _wait_no_more(self) -> None:
-        """Count it no more among those that wait; once, by whichever thread is first."""
+        """Count it as waiting no more; once, by the first thread that comes here."""
         with self._lock:
             places, self._places = self._places, None
         if places is not None:
@@ -160,9 +156,9 @@ def _check(abandoned: threading.Event) -> None:
 
 
 class _Lane:
-    """Threads, and the jobs that wait for one of them: each tenant's in the order of coming.
+    """Threads, and the jobs that wait for one of them: each tenant's first in, first out.
 
-    Where there are several threads, a tenant has all but one of them at most.
+    Of several threads, a tenant has all but one at most.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -170,25 +166,24 @@ class _Lane:
         self._most = max(1, threads - 1)  # that one tenant has
         self._threads = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
-        self._waiting: dict[str, dict[_Job, None]] = {}  # whose turn is next comes first
+        self._waiting: dict[str, dict[_Job, None]] = {}  # in the order of turns
         self._running: Counter[str] = Counter()
 
     def is_full(self, tenant: str) -> bool:
-        """Whether a job of a tenant that comes now waits for a thread."""
+        """Return True if a tenant's next job would wait for a thread."""
         with self._lock:
             of_all = self._running.total() + sum(map(len, self._waiting.values()))
             own = self._running[tenant] + len(self._waiting.get(tenant, ()))
             return of_all >= self._count or own >= self._most
 
     def put(self, job: _Job) -> Future[Any]:
-        """Have a job run when its tenant's turn has come."""
         with self._lock:
             self._waiting.setdefault(job.tenant, {})[job] = None
         self._threads.submit(self._run_jobs)
         return job.done
 
     def drop(self, job: _Job) -> None:
-        """Have a job run no more: its tenant's next one has the turn. Idempotent."""
+        """Abandon a job: its tenant's next one has the turn. Idempotent."""
         with self._lock:
             jobs = self._waiting.get(job.tenant, {})
             jobs.pop(job, None)
@@ -197,7 +192,7 @@ class _Lane:
         job.abandon()
 
     def _run_jobs(self) -> None:
-        """Run what may run, until nothing may: a tenant's next job when one of it has ended."""
+        """Run jobs while there are any: a tenant's next job when one of its jobs has ended."""
         while (job := self._take()) is not None:
             tenant = job.tenant
             try:
@@ -210,7 +205,6 @@ class _Lane:
                         del self._running[tenant]
 
     def _take(self) -> _Job | None:
-        """Take the job whose turn it is out of those that wait."""
         with self._lock:
             free = (name for name in self._waiting if self._running[name] < self._most)
             tenant = next(free, None)

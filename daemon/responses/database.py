@@ -1,4 +1,4 @@
-"""The SQLite database of stored responses: opened, begun anew where it is damaged, or in memory."""
+"""The SQLite database of stored responses: a file, made again when damaged, or memory."""
 
 import os
 import sqlite3
@@ -43,31 +43,27 @@ log = structlog.get_logger()
 
 
 class ResponseDatabase:
-    """Runs transactions, one at a time, on whatever thread asks.
+    """Runs transactions, one at a time, on any thread.
 
-    Damage is a loss of what was stored, and no more: the file is begun anew, with a warning.
+    Damage is a loss of the stored responses, and no more: the file is made again, with a warning.
     A disk that cannot be used at all is replaced by memory.
-
-    Args:
-        folder: where the file is; None: in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._database = self._open()
+        try:
+            self._database = _connect(folder)
+        except (sqlite3.DatabaseError, OSError) as error:
+            self._database = self._reopen(error)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._database.close()
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a transaction.
-
-        Raises:
-            UnavailableError: the disk cannot be read at present.
-        """
+        """Run a transaction; raises UnavailableError while the disk cannot be read."""
         try:
             return self._run(work)
         except sqlite3.OperationalError as error:
@@ -75,61 +71,54 @@ class ResponseDatabase:
             message = "stored responses cannot be read at present; try again later"
             raise UnavailableError(message, retry_after=RETRY_AFTER) from error
 
-    def write(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Run a transaction; where the disk cannot be written, the log says what is lost."""
+    def write(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """Run a transaction; if the disk cannot be written, the log says so."""
         try:
-            return self._run(work)
+            self._run(work)
         except sqlite3.OperationalError as error:
             log.warning("a response is not stored", reason=str(error))
-            return None
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
             try:
-                return self._transact(work)
+                with _transaction(self._database):
+                    return work(self._database)
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
                 with suppress(sqlite3.Error):
                     self._database.close()
-                self._database = self._begin_anew(error)
-                return self._transact(work)
+                self._database = self._reopen(error)
+                with _transaction(self._database):
+                    return work(self._database)
 
-    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with _transaction(self._database):
-            return work(self._database)
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            return _connect(self._folder)
-        except sqlite3.DatabaseError as error:
-            return self._begin_anew(error) if _is_damage(error) else self._in_memory(error)
-        except OSError as error:
-            return self._in_memory(error)
-
-    def _begin_anew(self, error: Exception) -> sqlite3.Connection:
-        log.warning("the stored responses start empty", reason=str(error))
-        try:
-            if self._folder is not None:
-                for name in _FILES:
-                    (self._folder / name).unlink(missing_ok=True)
-            return _connect(self._folder)
-        except (OSError, sqlite3.Error) as again:
-            return self._in_memory(again)
-
-    def _in_memory(self, error: Exception) -> sqlite3.Connection:
+    def _reopen(self, error: Exception) -> sqlite3.Connection:
+        """Make a damaged file again; use memory if that, or the disk, fails."""
+        if _is_damage(error):
+            log.warning("the stored responses start empty", reason=str(error))
+            try:
+                if self._folder is not None:
+                    for name in _FILES:
+                        (self._folder / name).unlink(missing_ok=True)
+                return _connect(self._folder)
+            except (OSError, sqlite3.Error) as again:
+                error = again
         log.warning("responses are stored in memory only", reason=str(error))
         self._folder = None
         return _connect(None)
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Tell a file that is no database, or a broken one, from what its subclasses mean."""
+def _is_damage(error: Exception) -> bool:
+    """Return True for a file that is broken or no database; subclasses mean something else."""
     return type(error) is sqlite3.DatabaseError
 
 
 def _connect(folder: Path | None) -> sqlite3.Connection:
-    path = ":memory:" if folder is None else str(_private(folder / FILE))
+    path = ":memory:"
+    if folder is not None:
+        path = str(folder / FILE)
+        # SQLite would make a file that all users may read, and follow a link.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         _prepare(database)
@@ -137,12 +126,6 @@ def _connect(folder: Path | None) -> sqlite3.Connection:
         database.close()
         raise
     return database
-
-
-def _private(path: Path) -> Path:
-    """Make a file that only its owner may read: SQLite would let all, and follow a link."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    return path
 
 
 def _prepare(database: sqlite3.Connection) -> None:

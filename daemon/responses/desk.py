@@ -1,4 +1,4 @@
-"""Asks the store of responses from the event loop, which never waits for a disk."""
+"""The event loop's access to stored responses: it never waits for a disk."""
 
 import asyncio
 import threading
@@ -17,28 +17,24 @@ T = TypeVar("T")
 _MOST_WAITING = 1024
 _MOST_KEPT = 256  # responses that wait to be stored
 _MOST_KEPT_BYTES = 64 << 20
-_TIMEOUT = 60.0  # seconds that anybody waits for the disk
+_TIMEOUT = 60.0  # seconds that a request waits for the disk
 
 log = structlog.get_logger()
 
 
 class _Job(NamedTuple):
-    """What is to be done.
-
-    Attributes:
-        nbytes: that it holds; None for a look, which somebody waits for.
-    """
+    """Some work, and the bytes that it would store; None for a look."""
 
     work: Callable[[ResponseStore], Any]
     nbytes: int | None
 
 
 class ResponseDesk:
-    """Runs what is to be done with stored responses on a thread of its own, in order.
+    """Runs work on stored responses on a thread of its own, in order.
 
-    It owns what waits. A look is dropped with whoever waits for it. Responses that wait to be
-    stored have a bound, in number and in bytes; one beyond it is not stored, and the log says
-    so. So is one that comes after the desk has closed.
+    It owns the waiting jobs. A look is dropped with its request. Responses that wait to be stored
+    have a bound, in number and in bytes; one beyond it is not stored, nor is one that comes after
+    the desk has closed, and the log says so.
 
     Args:
         store: of responses; any thread may call it, too.
@@ -48,12 +44,13 @@ class ResponseDesk:
         self.store = store
         self._thread = ThreadPoolExecutor(1, "umbel-responses")
         self._looking = 0
-        self._lock = threading.Lock()  # for what follows
+        self._lock = threading.Lock()  # for the next three
         self._jobs: dict[Future[Any], _Job] = {}
-        self._is_running = self._is_closed = False
+        self._is_running = False
+        self._is_closed = False
 
     async def look(self, work: Callable[[ResponseStore], T]) -> T:
-        """Run what somebody waits for.
+        """Run work that a request waits for.
 
         Raises:
             UnavailableError: too many wait already, the disk cannot be read, or the desk has
@@ -73,12 +70,7 @@ class ResponseDesk:
             self._looking -= 1
 
     async def keep(self, work: Callable[[ResponseStore], None], nbytes: int) -> None:
-        """Store what an answer waits for. It goes on without if that takes too long, or fails.
-
-        Args:
-            work: stores it.
-            nbytes: about what it holds.
-        """
+        """Store about so many bytes, and wait; the answer goes on if that fails or takes long."""
         stored = self.leave(work, nbytes)
         if stored is None:
             return
@@ -92,15 +84,7 @@ class ResponseDesk:
             log.warning("a response is not stored in time", seconds=_TIMEOUT)
 
     def leave(self, work: Callable[[ResponseStore], None], nbytes: int) -> "Future[None] | None":
-        """Store what nobody need wait for.
-
-        Args:
-            work: stores it.
-            nbytes: about what it holds.
-
-        Returns:
-            What tells when it is done; None if it will not be stored.
-        """
+        """Store about so many bytes without waiting; None if they will not be stored."""
         try:
             stored = self._submit(_Job(work, nbytes))
         except UnavailableError as error:
@@ -140,7 +124,7 @@ class ResponseDesk:
                 continue
             try:
                 future.set_result(work(self.store))
-            except BaseException as error:  # noqa: BLE001  (whoever waits hears of it)
+            except BaseException as error:  # noqa: BLE001  (the waiting request gets it)
                 future.set_exception(error)
 
     def _next(self) -> "tuple[Future[Any], Callable[[ResponseStore], Any]] | None":
@@ -150,14 +134,11 @@ class ResponseDesk:
             return None if future is None else (future, self._jobs.pop(future).work)
 
     async def close(self) -> None:
-        """Finish what waits, take nothing more, and close the store."""
+        """Take nothing more, finish the waiting jobs, and close the store."""
         with self._lock:
             self._is_closed = True
-        await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        self._thread.shutdown()
-        self.store.close()
+        await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self.store.close)
 
 
 def _report(stored: "Future[None]") -> None:

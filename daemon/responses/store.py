@@ -1,4 +1,4 @@
-"""Responses that are kept for later requests: by tenant, within a budget of bytes, for a time."""
+"""Stored responses: in SQLite, by tenant, within a budget of bytes, for a limited time."""
 
 import sqlite3
 import time
@@ -9,25 +9,20 @@ from typing import Any, NamedTuple
 from .database import ResponseDatabase
 
 MAX_CHAIN = 1000
-"""Responses that one may go on with."""
+"""Responses that a request's previous response and those before it may be."""
 
 MAX_PAST = 16 * 1024 * 1024
-"""Bytes of the items that one may go on with."""
+"""Bytes of their items."""
 
 LIFETIME = 30 * 24 * 3600.0
 """Seconds that a response is kept."""
 
-_SECOND_LOOK = 3600.0  # seconds after which old rows are deleted, if they are still old then
-_ROW_BYTES = 256  # what a row takes besides its texts
+_SECOND_LOOK = 3600.0  # seconds after which expired rows are deleted, if they still are expired
+_ROW_BYTES = 256  # of a row, besides its texts
 
 
 class StoredItem(NamedTuple):
-    """An item of a response.
-
-    Attributes:
-        id: of the item.
-        body: its JSON.
-    """
+    """An item of a response: its id, and its JSON."""
 
     id: str
     body: bytes
@@ -39,7 +34,7 @@ class StoredResponse(NamedTuple):
     Attributes:
         id: of the response.
         status: as in its body; not `in_progress`.
-        body: the JSON of the response object, but for its output.
+        body: the JSON of the response object, with an empty output.
         output: its items.
     """
 
@@ -50,11 +45,11 @@ class StoredResponse(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a response goes on with.
+    """A response and those before it.
 
     Attributes:
         items: the JSON of inputs and outputs, oldest first.
-        conversation: under which name the last of them ran.
+        conversation: in which the last of them ran.
         nbytes: of the items.
     """
 
@@ -64,30 +59,30 @@ class Past(NamedTuple):
 
 
 class NoSuchResponseError(Exception):
-    """There is none of that id, for this tenant; or one that it goes on with is gone."""
+    """The tenant has no response of that id, or an earlier one of its chain is gone."""
 
 
 class UnfinishedResponseError(Exception):
-    """It has no answer that one could go on with; the message is its status."""
+    """The response has no whole answer; the message is its status."""
 
 
 class PastTooLongError(Exception):
-    """It goes on with more than one request may have."""
+    """The response has more before it than one request may have."""
 
 
 class ResponseStore:
-    """Keeps responses in SQLite: in a file, or in memory. Any thread may call it.
+    """Keeps responses in a file, or in memory. Any thread may call it.
 
-    Over the budget, the tenant that holds most loses what it has not used for longest, so that
-    no tenant loses anything to one that has more. All methods that look for something raise
-    `UnavailableError` while the disk cannot be read; what cannot be written is lost, and the
-    log says so.
+    Over the budget, the tenant that holds most loses its least recently used responses, so that
+    no tenant loses any to one that has more. All methods that look for something raise
+    `UnavailableError` while the disk cannot be read; a response that cannot be written is lost,
+    and the log says so.
 
     Args:
-        folder: where the file is, which belongs to this store alone; None: in memory.
+        folder: of the file, for this store alone; None: in memory.
         budget: bytes of all texts and rows; 0 keeps nothing. It may change.
-        clock: seconds since 1970. Rows that are too old by it are not found; they are deleted an
-            hour later, so that a clock that is ahead for a while loses nothing for good.
+        clock: seconds since 1970. Expired rows are not found; they are deleted an hour later, so
+            that a clock that is ahead for a while loses nothing for good.
         uptime: seconds, never set.
     """
 
@@ -100,12 +95,13 @@ class ResponseStore:
     ) -> None:
         self.budget = budget
         self._clock, self._uptime = clock, uptime
-        self._looked: tuple[float, float] | None = None  # since when, and what was old throughout
+        # when the last look began, and which age was expired ever since
+        self._looked: tuple[float, float] | None = None
         self._database = ResponseDatabase(folder)
         self._database.write(self._collect)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
     def put(
@@ -117,14 +113,15 @@ class ResponseStore:
         conversation: str,
         inputs: Sequence[StoredItem],
     ) -> None:
-        """Keep a response, under the name in which a next one goes on.
+        """Keep a response; `conversation` is the one in which a next one goes on.
 
         One that exceeds the budget alone is not kept, and removes no other.
         """
         named = tenant, response.id, previous, conversation, response.status
-        nbytes = _ROW_BYTES + len(response.body) + _size(inputs) + _size(response.output)
+        nbytes = _ROW_BYTES + len(response.body)
+        nbytes += sum(_ROW_BYTES + len(item.body) for item in (*inputs, *response.output))
         if nbytes > self.budget:
-            return  # there is no room for it, however much else is removed
+            return
 
         def insert(database: sqlite3.Connection) -> None:
             now = self._clock()
@@ -133,17 +130,19 @@ class ResponseStore:
                 " bytes, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*named, now, now, nbytes, response.body),
             ).lastrowid
-            _insert(database, key, inputs, is_output=False)
-            _insert(database, key, response.output, is_output=True)
+            rows = [(key, False, n, *item) for n, item in enumerate(inputs)]
+            rows += [(key, True, n, *item) for n, item in enumerate(response.output)]
+            columns = "response, is_output, place, id, body"
+            database.executemany(f"INSERT INTO items ({columns}) VALUES (?, ?, ?, ?, ?)", rows)  # noqa: S608
             self._collect(database)
 
         self._database.write(insert)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget a response; say whether it was there."""
+        """Delete a response; False if it was not there."""
 
         def delete(database: sqlite3.Connection) -> bool:
-            row = _find(database, "key", tenant, response_id, self._oldest)
+            row = self._find(database, "key", tenant, response_id)
             if row is not None:
                 database.execute("DELETE FROM responses WHERE key = ?", row)
             return row is not None
@@ -151,11 +150,7 @@ class ResponseStore:
         return self._database.read(delete)
 
     def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """Return a response.
-
-        Raises:
-            NoSuchResponseError: it is not there.
-        """
+        """Return a response; raises NoSuchResponseError."""
 
         def get(database: sqlite3.Connection) -> StoredResponse:
             key, status, body = self._row(database, "key, status, body", tenant, response_id)
@@ -164,11 +159,7 @@ class ResponseStore:
         return self._database.read(get)
 
     def input_items(self, tenant: str, response_id: str) -> list[StoredItem]:
-        """List the items of a response's input, first to last.
-
-        Raises:
-            NoSuchResponseError: it is not there.
-        """
+        """List the items of a response's input, first to last; raises NoSuchResponseError."""
 
         def get(database: sqlite3.Connection) -> list[StoredItem]:
             (key,) = self._row(database, "key", tenant, response_id)
@@ -178,23 +169,20 @@ class ResponseStore:
 
     def item(self, tenant: str, item_id: str) -> bytes | None:
         """Return the newest item of an id; None if there is none."""
-
-        def get(database: sqlite3.Connection) -> bytes | None:
-            row = database.execute(
-                "SELECT items.body FROM items JOIN responses ON items.response = responses.key"
-                " WHERE items.id = ? AND tenant = ? AND created > ? ORDER BY key DESC LIMIT 1",
-                (item_id, tenant, self._oldest),
-            ).fetchone()
-            return None if row is None else bytes(row[0])
-
-        return self._database.read(get)
+        statement = (
+            "SELECT items.body FROM items JOIN responses ON items.response = responses.key"
+            " WHERE items.id = ? AND tenant = ? AND created > ? ORDER BY key DESC LIMIT 1"
+        )
+        wanted = item_id, tenant, self._oldest
+        row = self._database.read(lambda database: database.execute(statement, wanted).fetchone())
+        return None if row is None else bytes(row[0])
 
     def past(self, tenant: str, response_id: str) -> Past:
-        """Put together what a response and those before it have said. All count as used.
+        """Put together a response and those before it. All count as used.
 
         Raises:
             NoSuchResponseError: one of them is not there.
-            UnfinishedResponseError: the last one has no whole answer.
+            UnfinishedResponseError: one has no whole answer.
             PastTooLongError: they are too many, or have too many bytes.
         """
         keys: list[int] = []
@@ -212,18 +200,18 @@ class ResponseStore:
                 items += bodies
             return Past(items, chain[0][1], nbytes)
 
+        def touch(database: sqlite3.Connection) -> None:
+            now = self._clock()
+            used = [(now, key) for key in keys]
+            database.executemany("UPDATE responses SET used = ? WHERE key = ?", used)
+
         past = self._database.read(walk)
-        self._database.write(lambda database: self._touch(database, keys))
+        self._database.write(touch)
         return past
 
     def total(self) -> int:
-        """Count the bytes of all that is kept."""
+        """Count the bytes of all responses."""
         return sum(self._database.read(_totals).values())
-
-    def _touch(self, database: sqlite3.Connection, keys: list[int]) -> None:
-        now = self._clock()
-        used = [(now, key) for key in keys]
-        database.executemany("UPDATE responses SET used = ? WHERE key = ?", used)
 
     def _chain(
         self, database: sqlite3.Connection, tenant: str, response_id: str
@@ -244,9 +232,17 @@ class ResponseStore:
     def _row(
         self, database: sqlite3.Connection, columns: str, tenant: str, response_id: str
     ) -> tuple[Any, ...]:
-        row = _find(database, columns, tenant, response_id, self._oldest)
+        row = self._find(database, columns, tenant, response_id)
         if row is None:
             raise NoSuchResponseError(response_id)
+        return row
+
+    def _find(
+        self, database: sqlite3.Connection, columns: str, tenant: str, response_id: str
+    ) -> tuple[Any, ...] | None:
+        statement = f"SELECT {columns} FROM responses WHERE tenant = ? AND id = ? AND created > ?"  # noqa: S608
+        found = database.execute(statement, (tenant, response_id, self._oldest))
+        row: tuple[Any, ...] | None = found.fetchone()
         return row
 
     @property
@@ -254,8 +250,13 @@ class ResponseStore:
         return self._clock() - LIFETIME
 
     def _collect(self, database: sqlite3.Connection) -> None:
-        """Remove what is too old, and then what the budget has no room for."""
-        self._remove_old(database)
+        """Remove expired responses, and then those that the budget has no room for."""
+        now, oldest = self._uptime(), self._oldest
+        since, before = self._looked or (now, oldest)
+        self._looked = since, min(before, oldest)
+        if now - since >= _SECOND_LOOK:
+            database.execute("DELETE FROM responses WHERE created <= ?", self._looked[1:])
+            self._looked = now, oldest
         totals = _totals(database)
         while sum(totals.values()) > self.budget:
             tenant = max(totals, key=lambda name: totals[name])
@@ -265,26 +266,6 @@ class ResponseStore:
             ).fetchone()
             database.execute("DELETE FROM responses WHERE key = ?", (key,))
             totals[tenant] -= nbytes
-
-    def _remove_old(self, database: sqlite3.Connection) -> None:
-        """Remove what has been too old at each look of an hour."""
-        now, oldest = self._uptime(), self._oldest
-        since, before = self._looked or (now, oldest)
-        self._looked = since, min(before, oldest)
-        if now - since >= _SECOND_LOOK:
-            database.execute("DELETE FROM responses WHERE created <= ?", self._looked[1:])
-            self._looked = now, oldest
-
-
-def _find(
-    database: sqlite3.Connection, columns: str, tenant: str, response_id: str, oldest: float
-) -> tuple[Any, ...] | None:
-    """Find a row that is not too old."""
-    statement = f"SELECT {columns} FROM responses WHERE tenant = ? AND id = ? AND created > ?"  # noqa: S608
-    row: tuple[Any, ...] | None = database.execute(
-        statement, (tenant, response_id, oldest)
-    ).fetchone()
-    return row
 
 
 def _items(
@@ -296,19 +277,6 @@ def _items(
         (key, outputs[0], outputs[-1]),
     )
     return [StoredItem(item_id, bytes(body)) for item_id, body in rows]
-
-
-def _insert(
-    database: sqlite3.Connection, key: int | None, items: Sequence[StoredItem], *, is_output: bool
-) -> None:
-    database.executemany(
-        "INSERT INTO items (response, is_output, place, id, body) VALUES (?, ?, ?, ?, ?)",
-        [(key, is_output, place, item.id, item.body) for place, item in enumerate(items)],
-    )
-
-
-def _size(items: Sequence[StoredItem]) -> int:
-    return sum(_ROW_BYTES + len(item.body) for item in items)
 
 
 def _totals(database: sqlite3.Connection) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.openai_answers import ChatAnswers
 from umbel.daemon.requests.answer_reader import Delta
-from umbel.daemon.requests.generations import Generations
+from umbel.daemon.requests.generation import Generations
 from umbel.models.text.events import ReasoningDelta, TextDelta
 
 from ..daemon.running import RunningDaemon, eventually

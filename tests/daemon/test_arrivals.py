@@ -4,20 +4,17 @@ import asyncio
 import json
 import random
 import time
-from contextlib import AsyncExitStack
 
 import pytest
 
-from umbel.daemon.http.bodies import BodyBudget
-from umbel.daemon.http.decoding import decode
+from umbel.daemon.http.bodies import BodyBudget, Share, decode
 from umbel.daemon.identity.caller import Caller
-from umbel.daemon.identity.conversations import lines_of
-from umbel.daemon.identity.deadlines import Wait
+from umbel.daemon.identity.conversations import OrderKey, Place, order_keys
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.generation_request import GenerationBody, GenerationRequest
 from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.daemon.requests.arrivals import Arrival, Arrivals, Line
-from umbel.daemon.requests.generations import Generations
+from umbel.daemon.requests.arrivals import Arrival, Arrivals, Wait
+from umbel.daemon.requests.generation import Generations
 from umbel.daemon.requests.prompts import Prepared
 from umbel.daemon.requests.service import Service
 from umbel.models.params import SamplingParams
@@ -27,7 +24,13 @@ from umbel.scheduler.times import Activity
 
 from ..fakes import FakeClock
 
-TALK, OTHER = Line("m", "conversation", "talk"), Line("m", "conversation", "other")
+TALK, OTHER = OrderKey("m", "conversation", "talk"), OrderKey("m", "conversation", "other")
+
+
+def arrive(arrivals: Arrivals, tenant: str, name: str, within: float | None = None) -> Arrival:
+    """Have a request come."""
+    caller, wait = Caller(tenant), Wait(time.monotonic(), within)
+    return arrivals.arrive(name, caller, Share(BodyBudget(1 << 20)), wait)
 
 
 async def _settle() -> None:
@@ -39,19 +42,22 @@ async def _settle() -> None:
 async def test_who_came_first_goes_first() -> None:
     """Of one conversation, however late the first one is read; others do not wait."""
     arrivals = Arrivals()
-    first, stranger, second, other = (arrivals.arrive(t, "r") for t in ("a", "b", "a", "a"))
-    stranger.know([TALK])
-    second.know([TALK])
-    other.know([OTHER])
-    await asyncio.wait_for(stranger.turn(), 1)
-    turns = {name: asyncio.create_task(each.turn()) for name, each in (("2", second), ("o", other))}
+    first, stranger, second, other = (arrive(arrivals, t, "r") for t in ("a", "b", "a", "a"))
+    stranger.set_keys([TALK])
+    second.set_keys([TALK])
+    other.set_keys([OTHER])
+    await asyncio.wait_for(stranger.wait_for_earlier(), 1)
+    turns = {
+        name: asyncio.create_task(each.wait_for_earlier())
+        for name, each in (("2", second), ("o", other))
+    }
     await _settle()
     assert not any(turn.done() for turn in turns.values()), "the first may be of either"
-    first.know([TALK])
+    first.set_keys([TALK])
     await _settle()
     assert turns["o"].done()
     assert not turns["2"].done()
-    await asyncio.wait_for(first.turn(), 1)
+    await asyncio.wait_for(first.wait_for_earlier(), 1)
     first.leave()
     await asyncio.wait_for(turns["2"], 1)
     for each in (stranger, second, other, other):
@@ -63,18 +69,18 @@ async def test_each_says_what_it_waits_for() -> None:
     """And for how long it did what before; a tenant hears of its own alone."""
     clock = FakeClock()
     arrivals = Arrivals(clock)
-    first = arrivals.arrive("a", "one")
+    first = arrive(arrivals, "a", "one")
     clock.now += 2
-    second, other = arrivals.arrive("a", "two"), arrivals.arrive("b", "three")
-    first.know([TALK])
-    second.know([TALK])
+    second, other = arrive(arrivals, "a", "two"), arrive(arrivals, "b", "three")
+    first.set_keys([TALK])
+    second.set_keys([TALK])
     second.model, second.conversation, second.priority = "m", "talk", Priority.BATCH
     with first.waiting(Activity.MODEL):
         clock.now += 3
         told = {row.request: (row.activity, row.seconds) for row in arrivals.describe(9)}
         assert told["one"] == ("model", {"tokenize": 2.0, "model": 3.0})
         assert told["three"] == ("tokenize", {"tokenize": 3.0})
-    turn = asyncio.create_task(second.turn())
+    turn = asyncio.create_task(second.wait_for_earlier())
     await _settle()
     clock.now += 1
     rows = arrivals.describe(9, "a")
@@ -95,36 +101,36 @@ async def test_each_says_what_it_waits_for() -> None:
 async def test_who_follows_nobody_waits_for_nobody() -> None:
     """A request without a name goes on at once, and so do those after it."""
     arrivals = Arrivals()
-    unread, nameless, named = (arrivals.arrive("a", "r") for _ in range(3))
-    nameless.know([])
-    await asyncio.wait_for(nameless.turn(), 1)
+    unread, nameless, named = (arrive(arrivals, "a", "r") for _ in range(3))
+    nameless.set_keys([])
+    await asyncio.wait_for(nameless.wait_for_earlier(), 1)
     unread.leave()
-    named.know([TALK])
-    await asyncio.wait_for(named.turn(), 1)
+    named.set_keys([TALK])
+    await asyncio.wait_for(named.wait_for_earlier(), 1)
 
 
 async def test_who_waits_for_another_model_keeps_nobody() -> None:
     """An agent's session asks several models, of which one may be loaded for minutes."""
     arrivals = Arrivals()
-    loading, loaded = (arrivals.arrive("a", "r") for _ in range(2))
-    loading.know([Line("large", "session", "s")])
-    loaded.know([Line("small", "session", "s")])
-    await asyncio.wait_for(loaded.turn(), 1)
+    loading, loaded = (arrive(arrivals, "a", "r") for _ in range(2))
+    loading.set_keys([OrderKey("large", "session", "s")])
+    loaded.set_keys([OrderKey("small", "session", "s")])
+    await asyncio.wait_for(loaded.wait_for_earlier(), 1)
 
 
 async def test_who_gives_up_keeps_nobody() -> None:
     """A turn that is cancelled, and a request that ends before its turn, let others go on."""
     arrivals = Arrivals()
-    first, second, third = (arrivals.arrive("a", "r") for _ in range(3))
+    first, second, third = (arrive(arrivals, "a", "r") for _ in range(3))
     for each in (first, second, third):
-        each.know([TALK])
-    turn = asyncio.create_task(second.turn())
+        each.set_keys([TALK])
+    turn = asyncio.create_task(second.wait_for_earlier())
     await _settle()
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
     second.leave()
-    last = asyncio.create_task(third.turn())
+    last = asyncio.create_task(third.wait_for_earlier())
     await _settle()
     assert not last.done()
     first.leave()
@@ -135,18 +141,18 @@ async def test_who_gives_up_keeps_nobody() -> None:
 async def test_any_order_of_reading(seed: int) -> None:
     """Whoever is read when: each line leaves in the order in which it came, and all do."""
     rng, arrivals = random.Random(seed), Arrivals()  # noqa: S311  (no secret)
-    lines = [TALK, OTHER, Line("m", "session", "s"), Line("m", "response", "r")]
+    lines = [TALK, OTHER, OrderKey("m", "session", "s"), OrderKey("m", "response", "r")]
     gone: list[int] = []
 
     async def request(number: int) -> None:
-        arrival = arrivals.arrive(f"tenant {number % 2}", f"{number}")
+        arrival = arrive(arrivals, f"tenant {number % 2}", f"{number}")
         try:
             await asyncio.sleep(rng.random() / 100)
             if rng.random() < 0.1:
                 return  # its body is none
-            arrival.know(asked[number])
+            arrival.set_keys(asked[number])
             await asyncio.sleep(rng.random() / 100)
-            await arrival.turn()
+            await arrival.wait_for_earlier()
             gone.append(number)
         finally:
             arrival.leave()
@@ -168,13 +174,13 @@ def test_what_a_request_follows() -> None:
         decode(json.dumps({"model": "m", "input": "x", **more}).encode(), ResponsesRequest)
         for more in ({}, {"previous_response_id": "resp_1"}, {"conversation": "c"})
     )
-    assert lines_of("m", None, None, plain) == []
-    assert lines_of("m", None, "s", goes_on) == [
-        Line("m", "response", "resp_1"),
-        Line("m", "session", "s"),
+    assert order_keys("m", None, None, plain) == []
+    assert order_keys("m", None, "s", goes_on) == [
+        OrderKey("m", "response", "resp_1"),
+        OrderKey("m", "session", "s"),
     ]
-    assert lines_of("m", "h", "s", goes_on) == [Line("m", "conversation", "h")]
-    assert lines_of("m", None, None, named) == [Line("m", "conversation", "c")]
+    assert order_keys("m", "h", "s", goes_on) == [OrderKey("m", "conversation", "h")]
+    assert order_keys("m", None, None, named) == [OrderKey("m", "conversation", "c")]
 
 
 class Slow(Service):
@@ -185,44 +191,42 @@ class Slow(Service):
         self.may_read = asyncio.Event()
         self.queued: list[str] = []
 
-    async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
+    async def _prepare(self, body: GenerationBody, arrival: Arrival) -> Prepared:
         del body
-        if caller.request_id == "large":
+        if arrival.request_id == "large":
             await self.may_read.wait()
         wanted = GenerationRequest(prompts=[[1]], sampling=SamplingParams(seed=0), max_tokens=1)
         return Prepared(wanted, [])
 
-    def _admit(self, prepared: Prepared, caller: Caller, kept: int = 0) -> Generations:
-        del prepared, kept
-        self.queued.append(caller.request_id)
-        return Generations([], before_queue=caller.queued)
+    def _admit(
+        self,
+        prepared: Prepared,
+        arrival: Arrival,
+        place: Place,
+        *,
+        kept: int = 0,
+        tenant: str | None = None,
+    ) -> Generations:
+        del prepared, place, kept, tenant
+        self.queued.append(arrival.request_id)
+        return Generations([], before_queue=arrival.queue)
 
-    async def ask(self, name: str, arrival: Arrival, within: float | None = None) -> None:
+    async def ask(self, arrival: Arrival) -> None:
         """Have a request generate, as handlers do."""
-        async with AsyncExitStack() as stack:
-            await self.enter(stack, name, arrival, within)
-
-    async def enter(
-        self, stack: AsyncExitStack, name: str, arrival: Arrival, within: float | None = None
-    ) -> None:
-        """Have it generate until the stack ends."""
+        arrival.set_keys([TALK])
         body = decode(b'{"prompt": "x"}', CompletionRequest)
-        share = stack.enter_context(BodyBudget(1 << 20).share())
-        wait = Wait(time.monotonic(), within)
-        caller = Caller(name, "a", "talk", None, 0.0, share, wait, arrival=arrival)
-        await stack.enter_async_context(await self.generate(body, caller))
+        async with await self.generate(body, arrival):
+            pass
 
 
 async def test_what_is_tokenised_later_is_queued_first() -> None:
     """If it came first; who has waited for it as long as it may hears so."""
     service, arrivals = Slow(), Arrivals()
-    large, small, hasty = (arrivals.arrive("a", "r") for _ in range(3))
-    for each in (large, small, hasty):
-        each.know([TALK])
-    asked = [asyncio.create_task(service.ask("large", large))]
-    asked.append(asyncio.create_task(service.ask("small", small)))
+    large, small = (arrive(arrivals, "a", name) for name in ("large", "small"))
+    hasty = arrive(arrivals, "a", "hasty", within=0.01)
+    asked = [asyncio.create_task(service.ask(each)) for each in (large, small)]
     with pytest.raises(DeadlineExceededError):
-        await service.ask("hasty", hasty, within=0.01)
+        await service.ask(hasty)
     assert service.queued == []
     service.may_read.set()
     await asyncio.gather(*asked)

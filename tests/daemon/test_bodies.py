@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.daemon.http import bodies, decoding
-from umbel.daemon.http.bodies import MAX_BODY, TOKEN_BYTES, BodyBudget, check_values
-from umbel.daemon.http.decoding import MAX_PART, decode
+from umbel.daemon.http import bodies
+from umbel.daemon.http.bodies import (
+    MAX_BODY,
+    MAX_PART,
+    TOKEN_BYTES,
+    BodyBudget,
+    check_values,
+    decode,
+)
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest
@@ -207,7 +213,7 @@ class TestDecoding:
 
     def test_messages_may_be_larger_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each is decoded on its own, and work ends between two of them."""
-        monkeypatch.setattr(decoding, "MAX_PART", 1000)
+        monkeypatch.setattr(bodies, "MAX_PART", 1000)
         messages = [{"role": "user", "content": "x" * 900}] * 5
         body = decode(json.dumps({"messages": messages}).encode(), ChatRequest)
         seen: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from umbel.daemon.config import ModelSettings, Settings
-from umbel.daemon.identity.tenant_terms import TenantTerms
+from umbel.daemon.identity.tenants import TenantTerms
 from umbel.daemon.models import loader as model_loader
 from umbel.daemon.models.assembly import open_folders
 from umbel.daemon.models.loader import ModelLoader

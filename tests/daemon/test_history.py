@@ -1,7 +1,7 @@
 """Earlier answers in prompts, as their clients got them."""
 
 from umbel.daemon.requests.answer_reader import CollectedAnswer
-from umbel.daemon.requests.history import History
+from umbel.daemon.requests.prompts import Author, History
 from umbel.models.load.loader import LoadedModel
 from umbel.models.text.conversation import Conversation, Message, Tool
 from umbel.models.text.history import Lineage
@@ -20,6 +20,6 @@ def test_text_that_says_a_call_is_put_back_as_it_was_generated(smollm2: LoadedMo
     history.remember("me", Lineage([ASKS]), [LOOK], rendered, tokens, got)
     said = Message(role="assistant", content=text)
     following = Conversation(messages=[ASKS, said, ASKS], tools=[LOOK])
-    prompt, _ = history.encode(following, codec.template.render(following), "me", "req-1")
+    prompt, _ = history.encode(following, codec.template.render(following), Author("me", "req-1"))
     before = codec.encode(rendered, special_tokens=False)
     assert prompt[: len(before) + len(tokens)] == [*before, *tokens]

@@ -13,10 +13,9 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from umbel.daemon.http.connection import behind_connections, connection_of
-from umbel.daemon.http.connections import Connections
+from umbel.daemon.http.connections import Connections, behind_connections, connection_of
 from umbel.daemon.http.inflow import MOST_AHEAD, SLICE, Ahead, Inflow
-from umbel.daemon.http.wire import WireProtocol
+from umbel.daemon.http.server import WireProtocol
 
 PATIENCE = 60.0
 BODY = bytes(itertools.islice(itertools.cycle(range(251)), 10 * SLICE + 7))

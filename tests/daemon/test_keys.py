@@ -16,8 +16,7 @@ from umbel import ownership
 from umbel.daemon.cli import app
 from umbel.daemon.config import load
 from umbel.daemon.errors import ConfigError
-from umbel.daemon.identity.key_file import add_key, digest, read_keys, revoke_key
-from umbel.daemon.identity.key_ring import KeyRing
+from umbel.daemon.identity.keys import KeyRing, add_key, digest, read_keys, revoke_key
 
 from .running import START, spawn
 
@@ -214,7 +213,7 @@ class TestTheRing:
         ring = KeyRing(path)
         ring.read()
         monkeypatch.setattr(
-            "umbel.daemon.identity.key_ring.read_keys", lambda _: pytest.fail("it reads")
+            "umbel.daemon.identity.keys.read_keys", lambda _: pytest.fail("it reads")
         )
         assert ring.find("umbel-wrong") is None
         assert ring.wanted()
@@ -291,7 +290,7 @@ class TestTheCommands:
     def test_help_is_quick(self) -> None:
         """The commands import neither mlx nor a web server."""
         code = (
-            "import sys, umbel.daemon.cli.keys, umbel.daemon.identity.key_file;"
+            "import sys, umbel.daemon.cli.keys, umbel.daemon.identity.keys;"
             "sys.exit(bool({'mlx', 'aiohttp'} & sys.modules.keys()))"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon.http.connections import Connections
-from umbel.daemon.identity.key_file import add_key
+from umbel.daemon.http.connections import Connection, Connections
+from umbel.daemon.identity.keys import add_key
 
 from .raw import PATIENCE, chat_request, read_reply, read_to_end
 from .running import RunningDaemon, eventually, running
@@ -101,8 +101,8 @@ def test_connections_without_a_body(daemon: Started) -> None:
         assert read_reply(slow).status == 200
 
 
-class Known:
-    """A connection that notes how it ended."""
+class Known(Connection):
+    """A connection without a transport, which notes how it ended."""
 
     def __init__(self, name: str, *, operator: bool = False) -> None:
         self.name, self.operator, self.ended = name, operator, ""

@@ -11,16 +11,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from umbel.daemon.http import exchange
 from umbel.daemon.http.bodies import BodyBudget
 from umbel.daemon.http.failures import APIError
-from umbel.daemon.http.handlers import answering
 from umbel.daemon.observability.metrics import Metrics
 from umbel.daemon.protocols.generation_request import GenerationRequest
 from umbel.daemon.protocols.openai_answers import ChatAnswers, CompletionAnswers
-from umbel.daemon.requests.answer_reader import AnswerReader
-from umbel.daemon.requests.generation import Generation
-from umbel.daemon.requests.generations import Generations
-from umbel.daemon.requests.logprobs import ENTRY_BYTES, LogprobBuffer, Told
+from umbel.daemon.requests.answer_reader import ENTRY_BYTES, AnswerReader, LogprobBuffer, Told
+from umbel.daemon.requests.generation import Generation, Generations
 from umbel.daemon.requests.service import _hold_logprobs
 from umbel.models.load.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
@@ -158,7 +156,7 @@ def test_nothing_is_told_unasked(tiny: LoadedModel) -> None:
 
     async def whole() -> AnswerReader:
         async with generation(tiny.text, [], top=None) as answer:
-            assert answer.reader._ledger is None
+            assert answer.reader._logprobs is None
             assert answer._channel is not None
             answer._channel.deliver(TokenEvent(PLAIN, 0.0))
             answer._channel.deliver(Finished(FinishReason.LENGTH))
@@ -304,8 +302,8 @@ def test_what_they_take_is_told_in_words() -> None:
 def test_in_pieces_it_is_the_same(value: Any) -> None:
     """Wherever the pieces end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answering, "_ITEMS", 3)
-        assert b"".join(answering._pieces(value)) == msgspec.json.encode(value)
+        patch.setattr(exchange, "_ITEMS", 3)
+        assert b"".join(exchange._pieces(value)) == msgspec.json.encode(value)
 
 
 def test_a_large_answer_lets_the_loop_run() -> None:
@@ -322,7 +320,7 @@ def test_a_large_answer_lets_the_loop_run() -> None:
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(count())
-        response = await answering.json_in_pieces(data)
+        response = await exchange.json_in_pieces(data)
         counting.cancel()
         assert response.body == msgspec.json.encode(data)
         return turns

@@ -7,10 +7,9 @@ import anthropic
 import httpx2
 import msgspec
 import pytest
-from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+from aiohttp.test_utils import TestClient, TestServer
 
 from umbel.daemon.config import Settings
-from umbel.daemon.http.answer_headers import REQUEST_ID
 from umbel.daemon.http.app import application
 from umbel.daemon.http.failures import APIError, as_api_error
 from umbel.daemon.http.handlers.entry import Entry
@@ -204,9 +203,7 @@ def test_errors(
     error: Exception, status: int, kind: str, raised: type[anthropic.APIStatusError]
 ) -> None:
     """Each has Anthropic's status and type, and is the SDK's own exception."""
-    request = make_mocked_request("POST", f"{MESSAGES}/count_tokens?beta=true")
-    request[REQUEST_ID] = "req-1"
-    response = error_response(request, as_api_error(error))
+    response = error_response(f"{MESSAGES}/count_tokens", "req-1", as_api_error(error))
     body = response.body
     assert isinstance(body, bytes)
     answer = httpx2.Response(response.status, headers=dict(response.headers), content=body)
@@ -246,9 +243,8 @@ async def test_a_daemon_that_is_loading_is_overloaded() -> None:
 def test_other_paths_keep_openais_shape() -> None:
     """Only what lies below messages is Anthropic's."""
     for path in ("/v1/chat/completions", "/v1/messagesx", "/nothing"):
-        request = make_mocked_request("POST", path)
-        request[REQUEST_ID] = "req-1"
-        response = error_response(request, as_api_error(UnavailableError("no", retry_after=3)))
+        failure = as_api_error(UnavailableError("no", retry_after=3))
+        response = error_response(path, "req-1", failure)
         assert response.status == 503
         assert isinstance(response.body, bytes)
         assert msgspec.json.decode(response.body)["error"]["code"] == "service_unavailable"
@@ -268,9 +264,7 @@ def test_the_words_of_a_context_that_is_too_long(tiny_daemon: RunningDaemon) -> 
 def test_a_prompt_that_just_does_not_fit_is_over_the_maximum() -> None:
     """The numbers make sense where no room is left for one token of an answer."""
     error = as_api_error(ContextLengthExceededError("no", tokens=100, most=99))
-    request = make_mocked_request("POST", MESSAGES)
-    request[REQUEST_ID] = "req-1"
-    response = error_response(request, error)
+    response = error_response(MESSAGES, "req-1", error)
     assert isinstance(response.body, bytes)
     message = msgspec.json.decode(response.body)["error"]["message"]
     assert message == "prompt is too long: 100 tokens > 99 maximum"

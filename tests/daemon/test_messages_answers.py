@@ -18,8 +18,7 @@ from umbel.daemon.http.failures import as_api_error
 from umbel.daemon.protocols.content import hidden_in
 from umbel.daemon.protocols.messages_answers import MessageAnswers
 from umbel.daemon.requests.answer_reader import AnswerReader
-from umbel.daemon.requests.generation import Generation
-from umbel.daemon.requests.generations import Generations
+from umbel.daemon.requests.generation import Generation, Generations
 from umbel.models.text.events import (
     OutputEvent,
     ReasoningDelta,

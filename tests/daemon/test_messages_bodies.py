@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from umbel.daemon.http.decoding import decode
+from umbel.daemon.http.bodies import decode
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.content import hidden_in, sign
 from umbel.daemon.protocols.generation_request import GenerationRequest

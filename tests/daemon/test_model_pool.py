@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from umbel.daemon.config import ModelSettings
 from umbel.daemon.http.failures import APIError
-from umbel.daemon.identity.deadlines import Wait
 from umbel.daemon.lifecycle.display import Display
 from umbel.daemon.lifecycle.service_manager import ServiceManager
 from umbel.daemon.lifecycle.start_up import StartUp
 from umbel.daemon.models.pool import ModelPool
 from umbel.daemon.models.slot import ModelSlot, Resident
 from umbel.daemon.observability.status import status
-from umbel.daemon.requests.arrivals import Arrivals
+from umbel.daemon.requests.arrivals import Arrivals, Wait
 from umbel.daemon.requests.workers import Workers
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load.watch import Progress

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from umbel.daemon.http.pace import _MOST_PEERS, RATE, Pace
+from umbel.daemon.http.app import _MOST_PEERS, RATE, Pace
 
 
 class Clock:

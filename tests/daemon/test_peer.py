@@ -8,8 +8,7 @@ from typing import cast
 import pytest
 
 from umbel.daemon.config import TenantSettings
-from umbel.daemon.identity.peer import peer_uid
-from umbel.daemon.identity.tenants import tenant_of_uid
+from umbel.daemon.identity.tenants import peer_uid, tenant_of_uid
 
 
 class FakePeer:

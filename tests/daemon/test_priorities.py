@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from umbel.daemon.http.failures import APIError
-from umbel.daemon.identity.deadlines import TIMEOUT_HEADER, timeout_of
-from umbel.daemon.identity.priorities import PRIORITY_HEADER, priority_of
+from umbel.daemon.identity.caller import PRIORITY_HEADER, TIMEOUT_HEADER, priority_of, timeout_of
 from umbel.scheduler.order import Priority
 
 from .running import RunningDaemon

@@ -107,13 +107,14 @@ def parts() -> Iterator[Parts]:
 
 
 # Where handlers read a setting from those in force, no copy can be forgotten.
-READ_WHEN_USED = ("api_key", "keepalive", "read_timeout", "stop_grace", "vllm_metrics")
+READ_WHEN_USED = frozenset(
+    {"api_key", "cors_origins", "keepalive", "read_timeout", "stop_grace", "vllm_metrics"}
+)
 # The log is set up again before anything else is: its file may be one that cannot be written.
 OF_THE_LOG = ("log_format", "log_level", "log_file")
 COPIES: dict[str, Callable[[Parts], list[Any]]] = {
     "aliases": lambda p: [p.models.aliases],
     "keys_file": lambda p: [p.entry.keys.path],
-    "cors_origins": lambda p: [p.entry.cross_origin._origins],
     "max_waiting": lambda p: [
         p.models.residents[0].service.queue.limit,
         p.models.workers.most_waiting,

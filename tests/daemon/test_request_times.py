@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from umbel.daemon.config import Settings
 from umbel.daemon.http.app import application
 from umbel.daemon.http.handlers.entry import Entry
-from umbel.daemon.http.request_times import RequestTimes
 from umbel.daemon.observability.metrics import Metrics
 from umbel.daemon.requests.generation import Generation
+from umbel.daemon.requests.request_times import RequestTimes
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError, RequestError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from umbel.daemon.http import decoding
+from umbel.daemon.http import bodies
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.content import sign
 from umbel.daemon.protocols.response_items import MAX_ITEMS, MAX_REFERRED, read_items
@@ -344,8 +344,8 @@ class TestTools:
             ADD | {"name": f"f{number}", "description": "x" * 100_000} for number in range(128)
         ]
         raw = msgspec.json.encode({"input": "hi", "tools": tools})
-        body = decoding.decode(raw, ResponsesRequest)
-        assert len(raw) > decoding.MAX_PART
+        body = bodies.decode(raw, ResponsesRequest)
+        assert len(raw) > bodies.MAX_PART
         assert len(body.read([], lambda _: None, nothing).tools.tools) == 128
 
     @pytest.mark.parametrize(

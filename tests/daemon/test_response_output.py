@@ -22,10 +22,8 @@ from umbel.daemon.protocols.response_answers import ResponseAnswers, ResponseObj
 from umbel.daemon.protocols.response_output import Output
 from umbel.daemon.protocols.response_tools import CalledTool
 from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.daemon.requests.answer_reader import Delta
-from umbel.daemon.requests.generation import Usage
-from umbel.daemon.requests.generations import Generations
-from umbel.daemon.requests.logprobs import TokenLogProb, Told, TopLogProb
+from umbel.daemon.requests.answer_reader import Delta, TokenLogProb, Told, TopLogProb
+from umbel.daemon.requests.generation import Generations, Usage
 from umbel.models.text.events import (
     OutputEvent,
     ReasoningDelta,

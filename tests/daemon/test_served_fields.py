@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.http.decoding import decode
+from umbel.daemon.http.bodies import decode
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest

@@ -12,7 +12,7 @@ from umbel.scheduler.errors import SlowConsumerError
 
 if TYPE_CHECKING:
     from umbel.daemon.protocols.answers import AnswerEncoder
-    from umbel.daemon.requests.generations import Generations
+    from umbel.daemon.requests.generation import Generations
 
 BOUND = 20.0
 

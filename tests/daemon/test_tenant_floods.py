@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon.identity.key_file import add_key
+from umbel.daemon.identity.keys import add_key
 
 from .running import RunningDaemon, eventually, running
 

@@ -15,10 +15,9 @@ import msgspec
 import pytest
 
 from umbel.daemon.config import Settings, TenantSettings
-from umbel.daemon.identity.key_file import add_key, revoke_key
-from umbel.daemon.identity.operators import is_alone, is_monitor
-from umbel.daemon.identity.priorities import PRIORITY_HEADER
-from umbel.daemon.identity.tenants import TENANT_HEADER
+from umbel.daemon.identity.caller import PRIORITY_HEADER
+from umbel.daemon.identity.keys import add_key, revoke_key
+from umbel.daemon.identity.tenants import TENANT_HEADER, is_alone, is_monitor
 
 from ..tiny import tiny_model_dir
 from .raw import connected, read_reply

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from umbel.daemon.http.bodies import SMALL_BODY
-from umbel.daemon.identity.deadlines import Wait
+from umbel.daemon.requests.arrivals import Wait
 from umbel.daemon.requests.workers import AbandonedError, Check, Workers
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError
 from umbel.scheduler.tenants import TenantUse, Terms

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.daemon.http.decoding import decode
+from umbel.daemon.http.bodies import decode
 from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.generation_request import GenerationBody
 from umbel.daemon.protocols.messages import MessagesRequest

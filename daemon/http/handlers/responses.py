@@ -7,22 +7,13 @@ import msgspec
 from aiohttp import web
 from msgspec import Raw
 
-from ...identity.caller import Caller
-from ...protocols.response_answers import ResponseAnswers
 from ...protocols.responses import ResponsesRequest
 from ...quoting import quote
-from ...requests.generations import Generations
-from ...responses.store import (
-    NoSuchResponseError,
-    Past,
-    ResponseStore,
-    StoredItem,
-    StoredResponse,
-)
+from ...requests.arrivals import Arrival
+from ...responses.store import NoSuchResponseError, Past, ResponseStore, StoredItem, StoredResponse
 from ...responses.turn import ResponseTurn, TurnBody, find_past, unfinished
-from ..answer_headers import ENTERED
+from ..exchange import EXCHANGE, json_response
 from ..failures import APIError
-from .answering import json_response
 from .entry import Entry
 
 T = TypeVar("T")
@@ -39,7 +30,7 @@ class ResponsesHandlers:
         self._running: dict[tuple[str, str], ResponseTurn] = {}
 
     def routes(self) -> list[web.RouteDef]:
-        """List what is handled here."""
+        """List the routes."""
         return [
             web.post("/v1/responses", self.create),
             web.post("/v1/responses/input_tokens", self.input_tokens),
@@ -51,18 +42,21 @@ class ResponsesHandlers:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`."""
-        caller, service, body = await self._entry.read(request, ResponsesRequest)
-        desk = self._entry.stored()
-        past = await self._past(body, caller)
-        turn = ResponseTurn(body, caller, past, service.model_name, desk)
-        running = caller.tenant, turn.id
+        arrival, service, body = await self._entry.read(request, ResponsesRequest)
+        past = await self._past(body, arrival)
+        turn = ResponseTurn(body, arrival, past, service.model_name, self._entry.stored())
+        running, exchange = (arrival.tenant, turn.id), request[EXCHANGE]
         try:
-            generations = await service.generate(turn.request, caller)
+            generations = await service.generate(turn.request, arrival)
             answers = turn.answers(generations)
             self._running[running] = turn
             if body.stream:
-                return await self._entry.answer(request, generations, answers, stream=True)
-            return await self._whole(request, generations, answers)
+                return await exchange.answer(generations, answers)
+            async with generations:  # its items are put together in the order in which they come
+                exchange.has_generation = True
+                while (more := await generations.next()) is not None:
+                    answers.take(more.deltas or [])
+                return json_response(answers.whole())
         except Exception:
             turn.discard()
             raise
@@ -71,12 +65,11 @@ class ResponsesHandlers:
             turn.leave()
 
     async def input_tokens(self, request: web.Request) -> web.Response:
-        """`POST /v1/responses/input_tokens`: what a response would have to read."""
-        caller, service, body = await self._entry.read(request, ResponsesRequest, queued=False)
-        desk = self._entry.stored()
-        past = await self._past(body, caller)
-        turn = TurnBody(body=body, caller=caller, past=past, store=desk.store)
-        tokens = await service.count_tokens(turn, caller)
+        """`POST /v1/responses/input_tokens`: the number of tokens of a response's prompt."""
+        arrival, service, body = await self._entry.read(request, ResponsesRequest, queued=False)
+        past, store = await self._past(body, arrival), self._entry.stored().store
+        turn = TurnBody(body=body, tenant=arrival.tenant, past=past, store=store)
+        tokens = await service.count_tokens(turn, arrival)
         return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def retrieve(self, request: web.Request) -> web.Response:
@@ -113,48 +106,30 @@ class ResponsesHandlers:
         message = f"the response is {status}; only one that is being made can be cancelled"
         raise APIError(400, message)
 
-    async def _past(self, body: ResponsesRequest, caller: Caller) -> Past | None:
-        """Look up what a body goes on with.
-
-        Raises:
-            APIError: 400 or 404, it is of no use, or not there.
-        """
+    async def _past(self, body: ResponsesRequest, arrival: Arrival) -> Past | None:
+        """Find the responses that a body continues; raises as `find_past` does."""
         previous = body.previous_response_id or ""
-        if (turn := self._made(caller.tenant, previous)) is not None:
+        if (turn := self._made(arrival.tenant, previous)) is not None:
             raise unfinished(previous, turn.status)
-        return await find_past(body.previous_response_id, caller, self._entry.stored())
+        return await find_past(body.previous_response_id, arrival, self._entry.stored())
 
     def _turn(self, request: web.Request) -> ResponseTurn | None:
         """Find a response that is being made."""
         return self._made(self._entry.caller(request).tenant, request.match_info["id"])
 
     def _made(self, tenant: str, name: str) -> ResponseTurn | None:
-        """Find one that is being made; of one that is settled, the store is asked after it is."""
+        """Find a response that is being made; once it is settled, the store has it."""
         turn = self._running.get((tenant, name))
         return None if turn is None or turn.is_settled else turn
 
     async def _look(self, request: web.Request, find: Callable[[ResponseStore, str, str], T]) -> T:
-        """Ask the store for a response.
-
-        Raises:
-            APIError: 404, it is not there.
-        """
+        """Ask the store for a response; raises an APIError 404 if it is not there."""
         tenant, name = self._entry.caller(request).tenant, request.match_info["id"]
         self._entry.pool()
         try:
             return await self._entry.stored().look(lambda store: find(store, tenant, name))
         except NoSuchResponseError as error:
             raise _not_found(request) from error
-
-    async def _whole(
-        self, request: web.Request, generations: Generations, answers: ResponseAnswers
-    ) -> web.Response:
-        """Put an answer together item by item, in the order in which they come."""
-        async with generations:
-            request[ENTERED] = True
-            while (more := await generations.next()) is not None:
-                answers.take(more.deltas or [])
-            return json_response(answers.whole())
 
 
 def _object(stored: StoredResponse) -> dict[str, Any]:
@@ -166,7 +141,7 @@ def _page(items: list[StoredItem], query: Mapping[str, str]) -> dict[str, Any]:
     """List some items, newest first unless asked otherwise.
 
     Raises:
-        APIError: 400 for a limit, an order or an item that is none.
+        APIError: 400, the limit, the order or the item named is of no use.
     """
     limit, order, after = (query.get(name) for name in ("limit", "order", "after"))
     if limit is not None and limit not in map(str, range(1, MAX_LISTED + 1)):

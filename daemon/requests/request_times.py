@@ -1,4 +1,4 @@
-"""When a request came, and how long it was in each stage: the one record of its times."""
+"""A request's times: when it came, and how long it was in each stage."""
 
 import math
 
@@ -6,15 +6,10 @@ from ..observability.metrics import Metrics, Stage
 
 
 class RequestTimes:
-    """The times of one request, on the engine's clock, in seconds.
+    """The one record of a request's times, on the engine's clock, in seconds.
 
-    It is in one stage at a time, and its end ends the stage that it has reached. A preemption
-    changes no stage: the wait counts in the one that it falls into. The metrics hear of each
-    time as soon as it is known.
-
-    Args:
-        arrived_at: when it came.
-        metrics: hear of them.
+    A request is in one stage at a time, and its end ends the stage that it has reached. A
+    preemption changes no stage. The metrics get each time as soon as it is known.
     """
 
     def __init__(self, arrived_at: float, metrics: Metrics) -> None:
@@ -28,11 +23,11 @@ class RequestTimes:
         self._sent_at: float | None = None
 
     def start(self, at: float) -> None:
-        """Note that it left the queue."""
+        """Note that the request left the queue."""
         self._enter(Stage.PREFILL, at)
 
     def add_token(self, at: float) -> None:
-        """Note a token of its answer."""
+        """Note a token of the answer."""
         if self._first_token_at is None:
             self._first_token_at = at
             self._metrics.time_to_first_token.observe(at - self._arrived_at)
@@ -43,12 +38,7 @@ class RequestTimes:
         self._last_token_at = at
 
     def end(self, computed_at: float, sent_at: float) -> None:
-        """Note its end.
-
-        Args:
-            computed_at: when the engine was done with it.
-            sent_at: when its answer was sent, or given up.
-        """
+        """Note when the engine had finished, and when the answer was sent or given up."""
         self._enter(None, computed_at)
         self._sent_at = sent_at
         self._metrics.e2e_seconds.observe(sent_at - self._arrived_at)
@@ -65,10 +55,10 @@ class RequestTimes:
         }
 
     def log_stages(self) -> dict[str, float | None]:
-        """Return the log line's fields of the stages, in seconds; None for one it never reached.
+        """Return the log line's fields of the stages, in seconds; None for one never reached.
 
-        The moments between them are cut to milliseconds, not the times: so the stages are
-        together never more than the total.
+        Moments are cut to milliseconds, and durations are not, so that the stages' sum never
+        exceeds the total.
         """
         fields: dict[str, float | None] = {}
         before = 0
@@ -85,7 +75,6 @@ class RequestTimes:
         return math.floor((at - self._arrived_at) * 1e3)
 
     def _enter(self, stage: Stage | None, at: float) -> None:
-        """Leave the stage that it is in, for another or for none."""
         if self._stage is not None:
             self._left_at[self._stage] = at
             self._metrics.stage_seconds[self._stage].observe(at - self._entered_at)

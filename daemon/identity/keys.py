@@ -1,9 +1,10 @@
-"""API keys at rest: a file that has, of each key, its digest and whose it is.
+"""API keys: the file that has their digests and tenants, and the keys that a daemon knows.
 
-A key has 256 random bits, so that nobody finds one from its SHA-256, however fast that is. The
-slow, salted digests that passwords need would add nothing here.
+A key has 256 random bits, so that its SHA-256 gives it to no one, however fast that is. The slow,
+salted digests that passwords need would add nothing here.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,23 +26,27 @@ from ..errors import ConfigError
 from ..quoting import quote
 
 KEY_PREFIX = "umbel-"
-"""What every key begins with, and what nobody else's does."""
+"""The beginning of every key of umbel's, and of no other's."""
 
 _KEY_BYTES = 32
 _ID_BYTES = 4
+_GONE = "TCP asks for keys, and no key is known: put the file back, or restart to do without"
+
+_Version = tuple[int, ...]
+_UNREAD: _Version = ()
 
 log = structlog.get_logger()
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a key.
+    """A key as the file has it.
 
     Attributes:
-        id: what people call it.
-        tenant: whose requests it makes them.
+        id: its name for people.
+        tenant: that requests with this key belong to.
         sha256: of the key, in hexadecimal digits.
-        created: when, in UTC.
-        proxy: whether who has it may name other tenants.
+        created: in UTC.
+        proxy: True if its holder may name other tenants.
     """
 
     id: str
@@ -60,12 +65,83 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
-def read_keys(path: Path, *, check_owner: bool = False) -> list[Key]:
-    """Read all keys; none where there is no file.
+class KeyRing:
+    """Finds keys by their digests. Belongs to the event loop.
+
+    Each search looks whether the file has changed, which is one `stat`, and reads it again only
+    then: a new key works at once, and a revoked one no more. If the file has a fault, the keys
+    read before stay, and the log says so once. If the file is gone, no key is known, and keys are
+    still asked for, until a file is back.
 
     Args:
         path: of the file.
-        check_owner: the keys are to let clients in, so that no other user may change the file.
+        wanted: keys are asked for without this file, as there was another one.
+    """
+
+    def __init__(self, path: Path, *, wanted: bool = False) -> None:
+        self.path = path
+        self._wanted = wanted
+        self._keys: dict[str, Key] = {}
+        self._version: _Version | None = _UNREAD
+
+    def read(self) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: it cannot be read, or is none of keys.
+        """
+        self._version = _version(self.path)
+        self._wanted = self._wanted or self._version is not None
+        self._keys = {key.sha256: key for key in read_keys(self.path, check_owner=True)}
+
+    def wanted(self) -> bool:
+        """Return True if keys are asked for: there is a file, or this daemon has seen one.
+
+        An empty file asks for keys too. A file that went may have gone by mistake, which opens
+        the daemon to no one.
+        """
+        self._refresh()
+        return self._wanted
+
+    def find(self, key: str) -> Key | None:
+        """Find a key; None if it is not known.
+
+        The time of the search depends on digests only, which give no key away.
+        """
+        self._refresh()
+        return self._keys.get(digest(key)) if key else None
+
+    def _refresh(self) -> None:
+        if self._version == _version(self.path):
+            return
+        try:
+            self.read()
+        except ConfigError as error:
+            log.error("keys not read", reason=str(error))  # noqa: TRY400  (no fault of the code)
+        else:
+            if self._version is not None:
+                log.info("keys read", keys=len(self._keys))
+            elif self._wanted:
+                log.warning("the file of keys is gone", path=str(self.path), advice=_GONE)
+
+
+def _version(path: Path) -> _Version | None:
+    """Describe a file's present content without reading it; None if there is no file."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  (many requests a second)
+    except FileNotFoundError:
+        return (errno.ENOENT,) if path.is_symlink() else None
+    except OSError as error:
+        return (error.errno or 0,)
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size
+
+
+def read_keys(path: Path, *, check_owner: bool = False) -> list[Key]:
+    """Read all keys; none if there is no file.
+
+    Args:
+        path: of the file.
+        check_owner: the keys let clients in, so that no other user may change the file.
 
     Raises:
         ConfigError: the file cannot be read, is none of keys, or another user can change it.
@@ -103,7 +179,7 @@ def add_key(path: Path, tenant: str, *, proxy: bool = False) -> tuple[Key, str]:
     """Make a key, and keep its digest in the file, which is made if need be.
 
     Returns:
-        What is kept, and the key itself, which nobody can find out again.
+        The file's entry, and the key itself, which cannot be found out again.
 
     Raises:
         ConfigError: the name is none, or the file cannot be read or written.
@@ -136,16 +212,13 @@ def revoke_key(path: Path, name: str) -> Key:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Key]]:
-    """Give the keys, and write what became of them; nobody else changes them meanwhile.
-
-    Nothing is written where the block raises.
-    """
+    """Lock the file, give its keys, and write them when the block ends without an error."""
     path = path.resolve()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # a file of its own would have to stay for ever
+            fcntl.flock(folder, fcntl.LOCK_EX)  # a lock file would have to stay for ever
             keys = read_keys(path)
             yield keys
             _write(path, keys)
@@ -164,15 +237,10 @@ def _write(path: Path, keys: list[Key]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-            _give_to_owner(file.fileno(), path)
+            if os.geteuid() == 0:  # root writes for the daemon's user
+                owner = (path if path.exists() else path.parent).stat()
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
         new.replace(path)
     finally:
         with suppress(FileNotFoundError):
             new.unlink()
-
-
-def _give_to_owner(file: int, path: Path) -> None:
-    """Leave a file that root writes to whoever has the old one, or the folder: a daemon's user."""
-    if os.geteuid() == 0:
-        owner = (path if path.exists() else path.parent).stat()
-        os.fchown(file, owner.st_uid, owner.st_gid)
