@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -29,7 +30,7 @@ from typing import IO
 ROOT = Path(__file__).parents[2]
 START = 120.0
 _MESSAGE = 1 << 20
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # No import reads these.
 _LATE = re.compile(r"UMBEL_|XDG_(?!CACHE_HOME)|(HOME|COLUMNS|TERM|PYTEST_CURRENT_TEST)$")
 
@@ -143,8 +144,12 @@ def _surroundings(environment: Mapping[str, str]) -> object:
 
 
 def _adopt_orphans(*, yes: bool) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "cannot adopt the children of children")
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl failed")
 
 
 def _serve() -> None:
@@ -156,6 +161,7 @@ def _serve() -> None:
     import umbel.daemon.lifecycle.server  # noqa: PLC0415
 
     gc.collect()
+    tests = os.getppid()
     gc.freeze()  # or each would look through it, and so make a copy of its own
     connection = socket.socket(fileno=0)
     while True:
@@ -168,15 +174,22 @@ def _serve() -> None:
             connection.send(os.read(reading, 32))
             for descriptor in (reading, writing, *streams):
                 os.close(descriptor)
-        elif child := os.fork():
+            continue
+        between = os.getpid()
+        if child := os.fork():
             os.write(writing, b"%d" % child)
             os._exit(0)
-        else:
-            connection.detach()
-            os.close(reading)
-            os.close(writing)
-            words, folder, environment = json.loads(message)
-            return _become(words, folder, environment, streams)
+        connection.detach()
+        os.close(reading)
+        os.close(writing)
+        while os.getppid() == between:
+            time.sleep(0.001)
+        # It is not left behind if the tests are killed, now or later.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != tests:
+            os._exit(1)
+        words, folder, environment = json.loads(message)
+        return _become(words, folder, environment, streams)
 
 
 def _become(words: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:

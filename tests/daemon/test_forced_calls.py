@@ -17,7 +17,12 @@ REQUIRED = Question(
 
 
 @pytest.mark.parametrize(
-    ("dialect", "stream"), [("chat", False), ("messages", True), ("responses", True)]
+    ("dialect", "stream"),
+    [
+        ("messages", True),
+        pytest.param("chat", False, marks=pytest.mark.slow),
+        pytest.param("responses", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_repeated_call_ends_the_answer(
     smollm2_daemon: RunningDaemon, dialect: str, *, stream: bool

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from .fork_server import ForkServer, fork_server
+from .fork_server import ROOT, ForkServer, fork_server
 from .running import START, eventually, is_ready, running, spawn
 
 
@@ -41,6 +43,22 @@ def test_it_is_a_child_of_the_test(short_path: Path, tiny_dir: Path) -> None:
         assert daemon.status()["disk"] is None
         daemon.process.kill()
         assert daemon.process.wait(START) == -signal.SIGKILL
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from tests.daemon.running import spawn
+print(spawn(Path(sys.argv[1]), sys.argv[2]).process.pid, flush=True)
+os._exit(1)
+"""
+
+
+def test_it_ends_with_the_tests(short_path: Path, tiny_dir: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(short_path), str(tiny_dir)]
+    told = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert told.returncode == 1
+    eventually(lambda: not Path("/proc", told.stdout.strip(), "cwd").exists(), START)
 
 
 def test_two_at_once(short_path: Path, tiny_dir: Path) -> None:
