@@ -44,7 +44,7 @@ UNPLANNED = Unplanned()
 
 @dataclass
 class Result:
-    """What conversations took one way.
+    """Times of conversations, one way of attention.
 
     Attributes:
         few: whether attention was padded to a few shapes.

@@ -84,7 +84,7 @@ def peer(path: Path) -> int:
 
 @dataclass
 class Phase:
-    """What was seen in a phase. Times are in seconds.
+    """Figures of a phase. Times are in seconds.
 
     Attributes:
         waits: until a turn's first token, or until it was given up.
@@ -136,7 +136,7 @@ class Client:
                 messages.append({"role": "user", "content": question})
                 text = self._turn(connection, phase, messages, name)
                 if text is None:
-                    connection.close()  # the next turn connects anew
+                    connection.close()  # the next turn opens a new connection
                     if (number, turn) not in self.expected:
                         return
                 else:
@@ -208,7 +208,7 @@ class Watch:
     @contextmanager
     def over(self, phase: Phase) -> Iterator[None]:
         """Look until the block ends."""
-        with suppress(OSError):  # VmHWM begins anew
+        with suppress(OSError):  # resets VmHWM
             Path(f"/proc/{self._pid}/clear_refs").write_text("5")
         self._over.clear()
         threads = [threading.Thread(target=f, args=(phase,)) for f in (self._probe, self._sample)]

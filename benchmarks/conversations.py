@@ -114,7 +114,7 @@ class Server:
         self.process.stdin.flush()
 
     def record(self) -> dict[str, Any]:
-        """Have a record written and read it."""
+        """Ask for a record, wait for it and read it."""
         self._written += 1
         path = self._folder / f"record{self._written}.json"
         self._tell(f"write {path}")

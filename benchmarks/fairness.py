@@ -35,7 +35,7 @@ LEAST_THROUGHPUT, LEAST_SPEEDUP = 0.95, 5.0
 
 @dataclass(frozen=True)
 class Row:
-    """What one order made of one workload; seconds and tokens.
+    """Results of one order on one workload; seconds and tokens.
 
     Attributes:
         workload: its name.
@@ -75,7 +75,7 @@ class Row:
 
 
 def max_min(wanted: list[int], capacity: float) -> list[float]:
-    """Share a capacity: nobody gets more than it wants, nor less than another but for that."""
+    """Share a capacity evenly, where none gets more than it wants."""
     parts = [0.0] * len(wanted)
     left = capacity
     for place, tenant in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
@@ -105,7 +105,7 @@ def bound(name: str, costs: Costs, policy: Policy, outcome: Outcome, answer: int
 
 
 def orders(policy: Policy, tenants: int) -> dict[str, Callable[[], Order]]:
-    """Make each order anew."""
+    """Make one of each order."""
     return dict(
         zip(
             NAMES,

@@ -1,4 +1,4 @@
-"""What the daemon's order and scheduler take of the engine's thread: for `fairness.py`.
+"""Time that the daemon's order and scheduler take of the engine's thread: for `fairness.py`.
 
 The queue and the scheduler are the daemon's own; what they ask of cache and memory is answered at
 once, so that only their own time counts.
@@ -115,7 +115,7 @@ class Waiting:
         return found.start
 
     def yield_slot(self) -> Sequence | None:
-        """Have one yield, if one has to."""
+        """Let a request yield if one must."""
         if not self.scheduler.may_yield(self._last):
             return None
         self.scheduler.charge()
@@ -146,7 +146,7 @@ class Waiting:
         self.put("other")
 
     def pass_by(self) -> None:
-        """What runs has a token more each, one of another tenant starts, ends, and one comes."""
+        """Give each running request a token; start one of another tenant, end one, add one."""
         for sequence in self.scheduler.running:
             sequence.output.append(0)
         started = self.start_next()
@@ -168,7 +168,7 @@ class Waiting:
         assert self.start_next() is yielding  # noqa: S101
 
     def step(self) -> None:
-        """What a step does of it: each has a token more, some are late, one may have to yield."""
+        """Do what a step does: each gets a token, some are late, one may have to yield."""
         for sequence in self.scheduler.running:
             sequence.output.append(0)
         self.queue.expired(0.0)

@@ -59,10 +59,10 @@ class FirstCome:
         self._waiting.remove(job)
 
     def charge(self, job: Job, tokens: float) -> None:
-        """Nobody counts."""
+        """Charge nothing."""
 
     def preempt(self, running: Sequence[Job]) -> Job | None:
-        """Nobody."""
+        """Return nothing: no request yields."""
         del running
         return None
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Costs(NamedTuple):
-    """What a step takes, in seconds, and what the server has.
+    """Costs of a step, in seconds, and resources of the server.
 
     Attributes:
         step: to read the weights.
@@ -57,7 +57,7 @@ class PrefixCache:
             self._held[key] = self._held.get(key, 0) + 1
 
     def release(self, path: list[Segment]) -> None:
-        """Let go of a path; what nobody else holds may be evicted."""
+        """Release a path; runs without another holder may be evicted."""
         for key, tokens in reversed(path):
             self._held[key] -= 1
             if not self._held[key]:
@@ -71,7 +71,7 @@ class PrefixCache:
 
 @dataclass
 class Outcome:
-    """What an order made of a workload.
+    """Results of an order on a workload.
 
     Attributes:
         makespan: seconds until all was served.
@@ -113,7 +113,7 @@ class Gaps:
         self.most = 0.0
 
     def observe(self, service: NDArray[np.float64], waits: list[int]) -> None:
-        """Look at all pairs. A pair of which one does not wait begins anew."""
+        """Look at all pairs. A pair of which one does not wait starts again."""
         waiting = np.asarray(waits, dtype=bool)
         both = waiting[:, None] & waiting
         apart = service[:, None] - service

@@ -39,7 +39,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What one agent asks, one turn after another.
+    """Requests of one agent, one turn after another.
 
     Attributes:
         name: among all of the run.

@@ -36,7 +36,7 @@ _KINDS = list(attacks.kinds(1))
 
 @dataclass
 class Result:
-    """What was seen of one daemon.
+    """Figures of one daemon.
 
     Attributes:
         phases: by their names.
@@ -58,7 +58,7 @@ class Result:
     died: bool = False
 
     def holds(self, *, ours: bool) -> bool:
-        """Whether all answers were right, and the daemon lived and, if it is ours, ended well."""
+        """Return True if all answers were right and the daemon lived and, if ours, ended well."""
         wrong = sum(phase.wrong for phase in self.phases.values())
         return not wrong and not self.died and (not ours or self.exit_status == 0)
 

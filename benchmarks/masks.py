@@ -1,4 +1,4 @@
-"""What holding an answer to a grammar costs: a mask a step and row, and compiling a schema.
+"""Cost of holding an answer to a grammar: a mask a step and row, and compiling a schema.
 
 1. Following a token and computing the next mask, for 1, 8 and 32 rows on two threads, as the engine
    does, with the embedded model's vocabulary and with a made-up one of 150,000 tokens; beside it a

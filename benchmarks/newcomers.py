@@ -1,4 +1,4 @@
-"""What a newcomer costs those who already decode: joining a batch, and a long prompt.
+"""Cost of a newcomer for decoding sequences: joining a batch, and a long prompt.
 
 Drives the engine itself over a model with random weights.
 
@@ -185,7 +185,7 @@ def arrive(runner: ModelRunner, vocab_size: int, shared: int, count: int) -> dic
 
 
 def arrival(driver: Driver, prompts: list[list[int]]) -> dict[str, float]:
-    """Have requests come at once beside streams, and leave."""
+    """Submit requests at once beside streams, and wait until they end."""
     driver.gaps.clear()
     guests = {driver.ask(prompt, 30).request.id for prompt in prompts}
     start, steps = time.perf_counter(), 0

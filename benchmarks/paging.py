@@ -1,4 +1,4 @@
-"""What writing state to disk takes of the thread that runs the model, by who copies it.
+"""Time that writing state to disk takes of the MLX thread, by the way of copying.
 
 Agents take turns; their state is made of random numbers. Between the pager's steps the thread
 multiplies matrices, as if it computed. Each way has a cache and a folder of its own, and they
@@ -83,7 +83,7 @@ class Way:
         mx.eval(self._matrix)
 
     def turn(self, tokens: int, layers: int, heads: int) -> None:
-        """Have each agent's state grow, and write it while something computes."""
+        """Grow each agent's state, and write it beside a computation."""
         for told in self._told:
             told.extend([1_000_000 + len(told)] * tokens)
             lease = self._cache.begin(NAMESPACE, as_tokens(told))

@@ -1,4 +1,4 @@
-"""What a look-up, a lease, a restore and a close cost, against the size of the trie.
+"""Cost of a look-up, a lease, a restore and a close, by the size of the trie.
 
     uv run python benchmarks/prefix_cache.py [--entries 1000] [--length 32000]
 

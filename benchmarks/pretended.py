@@ -15,7 +15,7 @@ class PretendedStorage:
         self.loan: Any = None
 
     def trim(self) -> None:
-        """Free what nobody views; neighbours stay together."""
+        """Free tokens without a view; neighbours stay together."""
         if sum(view.length for view in self.views) == self.length:
             return
         kept: list[list[Pretended]] = []
@@ -44,7 +44,7 @@ class Pretended:
 
     @property
     def nbytes(self) -> int:
-        """What it pretends to take."""
+        """Return the bytes that it pretends to take."""
         return self.each * self.length
 
     @property
@@ -53,7 +53,7 @@ class Pretended:
         return int(self.each > 0 and self.storage.views[0] is self)
 
     def adjoins(self, other: "Pretended") -> bool:
-        """Whether another is next in the same storage."""
+        """Return True if another one is next in the same storage."""
         return self.storage is other.storage and self.start + self.length == other.start
 
     def split(self, at: int) -> "tuple[Pretended, Pretended]":

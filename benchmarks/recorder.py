@@ -2,9 +2,9 @@
 
     python benchmarks/recorder.py umbel|traced_umbel|mlx_lm ARGUMENTS OF ITS COMMAND
 
-Each line on standard input is a command: `clear` has the record begin anew, `count` has the
+Each line on standard input is a command: `clear` empties the record, `count` has the
 operations of later steps counted, `write FILE` writes the record. Steps of `traced_umbel` are noted
-phase by phase, as `step_trace.py` says. When the input ends, whoever started the process is gone,
+phase by phase, as `step_trace.py` says. When the input ends, the parent process is gone,
 and the process ends too.
 
 A step of umbel is one of `Engine.step` that computes; a step of mlx_lm.server is one of
@@ -38,11 +38,11 @@ _EVERY = 20  # steps
 _LOOP = 20_000  # rounds: about a millisecond
 _NODE = "shape=rectangle"  # of an operation; arrays have other shapes
 _CONNECTIONS = 128  # that wait to be accepted; mlx_lm.server has room for five
-_GRACE = 20.0  # seconds to end in order, when whoever started the process is gone
+_GRACE = 20.0  # seconds to end in order when the parent process is gone
 
 
 class Recorder:
-    """What is seen of one server.
+    """Figures of one server.
 
     Attributes:
         held: returns the bytes of model state that the server keeps between requests; None as
@@ -157,7 +157,7 @@ def operations(*arrays: Any) -> int:
 def umbel_command(recorder: Recorder) -> Callable[[], None]:
     """Watch umbel's engine; returns its command."""
     from umbel.__main__ import main  # noqa: PLC0415  (only one of the two is there)
-    from umbel.scheduler.engine import Engine  # noqa: PLC0415  (as above)
+    from umbel.scheduler.engine import Engine  # noqa: PLC0415  (same reason)
 
     last: dict[Engine, tuple[int, int]] = {}
 
@@ -193,7 +193,7 @@ def mlx_lm_command(recorder: Recorder) -> Callable[[], None]:
     the server's threads keep Python's lock for seconds, and the run would end there.
     """
     from mlx_lm import server  # noqa: PLC0415  (only one of the two is there)
-    from mlx_lm.generate import BatchGenerator  # noqa: PLC0415  (as above)
+    from mlx_lm.generate import BatchGenerator  # noqa: PLC0415  (same reason)
 
     class WatchedCache(server.LRUPromptCache):  # type: ignore[misc]
         """The prompt cache, which says what it holds."""

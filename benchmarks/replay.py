@@ -80,12 +80,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the table calls the trace."""
+        """Return the trace's name in the table."""
         return f"{self.trace} × {self.sessions}" if self.sessions else self.trace
 
     @property
     def gap(self) -> float:
-        """What Belady's order has more than the daemon."""
+        """Return the hit ratio that Belady's order has more than the daemon."""
         return mean(self.best) - mean(self.umbel)
 
     def score(self, order: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""What no order of eviction can exceed: the cache without end, and Belady's order. Pure.
+"""Upper bounds of any order of eviction: an endless cache, and Belady's order. Pure.
 
 Both count a prompt that is repeated as a whole in full; the daemon computes its last token.
 

@@ -2,8 +2,8 @@
 
 `ordered` with `recent` gives what the daemon's cache gives, so that the two check each other.
 An order sees what a daemon could know: when and by what kind of request a run was last used,
-how often, and how long its conversation paused before. It sees neither names nor the future,
-but for the two that are called hints, which say what knowing it would bring.
+how often, and how long its conversation paused before. It sees neither names nor the future. Two
+orders, called hints, do: they show the gain of knowing it.
 """
 
 import heapq
@@ -21,7 +21,7 @@ _MOST = 16.0  # times as fast something may age
 
 @dataclass(eq=False)
 class Note:
-    """What is known of the request that used a run last.
+    """Facts about the request that used a run last.
 
     Attributes:
         time: seconds, when its answer was complete, or when it began if it runs.
@@ -100,7 +100,7 @@ def final(seconds: float) -> Order:
 
 
 def first(seconds: float) -> Order:
-    """Nobody has gone on from it yet: count it as so much older."""
+    """Count a run without a continuation as so much older."""
     return lambda held, _, __: held.note.time - seconds * (not held.note.gaps)
 
 
@@ -127,12 +127,12 @@ def frequent(held: Held, now: float, _: Habits) -> float:
 
 
 def once(held: Held, now: float, _: Habits) -> float:
-    """What was used once ages sixteen times as fast."""
+    """Let runs that were used once age sixteen times as fast."""
     return -(now - held.note.time + 1) * (_MOST if held.uses == 1 else 1)
 
 
 def habitual(held: Held, now: float, habits: Habits) -> float:
-    """What was used once ages faster by as much as this cache's users are seen to."""
+    """Let runs that were used once age faster, by the odds seen in this cache."""
     return -(now - held.note.time + 1) * (habits.odds if held.uses == 1 else 1)
 
 

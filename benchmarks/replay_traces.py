@@ -51,7 +51,7 @@ class Request:
 
     @property
     def tokens(self) -> Tokens:
-        """The prompt. Made anew each time: all prompts of a trace together take gigabytes."""
+        """Make the prompt. It is not kept: all prompts of a trace together take gigabytes."""
         inside = np.arange(self.size, dtype=np.int32)
         return (self.blocks[:, None] * np.int32(self.size) + inside).ravel()[: self.length]
 

@@ -64,7 +64,7 @@ def make(shape: str) -> tuple[Any, ModelRunner]:
 
 
 def on_cpu() -> bool:
-    """Whether the default device is the CPU."""
+    """Return True if the default device is the CPU."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 

@@ -165,7 +165,7 @@ async def drive(session: Any, options: argparse.Namespace) -> list[list[Turn]]:
     system = " ".join(rng.choice(VOCABULARY) for _ in range(options.words))
 
     async def agent(number: int) -> list[Turn]:
-        own = random.Random(number)  # noqa: S311  (as above)
+        own = random.Random(number)  # noqa: S311  (same reason)
         messages, turns = [{"role": "system", "content": system}], []
         for _ in range(options.turns):
             question = " ".join(own.choice(VOCABULARY) for _ in range(12))
@@ -236,7 +236,7 @@ def run_mlx_lm(model: Path, folder: Path, options: argparse.Namespace) -> Result
 
 
 def report(ours: Result, theirs: Result, names: tuple[str, str]) -> None:
-    """Print both, and their ratios; above 1 the first is better, but for tokens/s it is more."""
+    """Print both, and their ratios: times of the second over the first, tokens/s inverted."""
     print(f"| | {names[0]} | {names[1]} | ratio |\n|---|---:|---:|---:|")
     _line("wall, s", ours.wall, theirs.wall)
     for number in range(len(ours.turns[0])):

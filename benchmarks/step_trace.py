@@ -135,7 +135,7 @@ def _sum(steps: list[Step], phase: str) -> float:
 
 
 def _waited(step: Step, phase: str) -> str:
-    """What of a phase was not the processor's, if it is worth a word."""
+    """Describe the part of a phase without processor time, if it is long enough."""
     cpu = step.get("cpus", {}).get(phase)
     waited = 0.0 if cpu is None else step[phase] - cpu
     return f" (waited {1e3 * waited:.0f})" if waited > _WAIT else ""

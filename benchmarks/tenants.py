@@ -125,7 +125,7 @@ class Daemon:
             return first or float("nan"), str(response.getheader("x-request-id"))
 
     def stages(self, name: str) -> dict[str, Any]:
-        """What the log says of a request."""
+        """Return the fields of a request's log line."""
         (line,) = re.findall(rf".*event=request request={name} .*", self._log.read_text())
         found = dict(re.findall(r"(\S+)=(\S+)", line))
         return {stage: float(found[stage]) for stage in _STAGES} | {
@@ -159,7 +159,7 @@ def daemon(options: argparse.Namespace) -> Iterator[Daemon]:
 
 @contextmanager
 def crowded(server: Daemon, requests: int) -> Iterator[None]:
-    """Have the heavy tenant send so many requests at once until the block ends."""
+    """Let the heavy tenant send so many requests at once until the block ends."""
     over = threading.Event()
 
     def send(number: int) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="write the resources anew")
+    parser.add_argument("--write", action="store_true", help="write new resources")
     parser.add_argument("--sdist", type=Path, help="the release's sdist")
     parser.add_argument("--url", help="where it is")
     parser.add_argument("--files", help="what comes before the path of each wheel")

@@ -1,4 +1,4 @@
-"""What each protocol supports: every probe is sent in each protocol's own shape.
+"""Features of each protocol: every probe is sent in each protocol's own shape.
 
 `python -m tests.conformance` prints docs/internals/conformance.md as a running daemon answers;
 `--write` puts it in its place. Columns are the protocols whose routes there are.

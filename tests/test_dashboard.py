@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks only for what is exported, and in the way that suits its type."""
+"""Queries of the dashboard, the alert rules and the docs suit the exported metrics."""
 
 import json
 import re
@@ -65,7 +65,7 @@ FAMILIES = list(text_string_to_metric_families(page(_models())))
 
 
 def _exported() -> dict[str, Exported]:
-    """Ask a daemon with a disk tier that has refused somebody, with three models loaded."""
+    """Return the series of a daemon with a disk tier, refusals and three loaded models."""
     return {
         sample.name: Exported(family.type, frozenset(sample.labels))
         for family in FAMILIES
@@ -77,7 +77,7 @@ EXPORTED = _exported()
 
 
 def faults(expression: str, legend: str = "") -> Iterator[str]:
-    """Say what is wrong with a query."""
+    """Yield the faults of a query."""
     grouped = {label.strip() for by in _BY.findall(expression) for label in by.split(",")}
     for series in _SERIES.finditer(expression):
         name, selector, window = series.groups()
@@ -106,7 +106,7 @@ def _labels(exported: Exported) -> frozenset[str]:
 
 
 def _sources(part: Any) -> Iterator[Any]:
-    """Find every data source that something of the dashboard names."""
+    """Yield each data source that the dashboard names."""
     if isinstance(part, Mapping):
         if "datasource" in part:
             yield part["datasource"]
@@ -118,7 +118,7 @@ def _sources(part: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
 def test_panel(panel: dict[str, Any]) -> None:
-    """It says what it shows, and its queries are of what there is."""
+    """It has a title, a description and queries of exported series."""
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
@@ -141,8 +141,7 @@ OVER_TIME = f"{SELECTED}[$__rate_interval]"
         f"histogram_quantile(0.5, sum by (le) (rate({QUEUE}{OVER_TIME})))",
     ],
 )
-def test_queries_that_suit_are_no_fault(expression: str) -> None:
-    """What is exported may be asked for."""
+def test_suitable_query_is_no_fault(expression: str) -> None:
     assert list(faults(expression)) == []
 
 
@@ -166,12 +165,12 @@ def test_queries_that_suit_are_no_fault(expression: str) -> None:
         (f"median(umbel_requests_running{SELECTED})", ""),
     ],
 )
-def test_planted_faults_are_found(expression: str, legend: str) -> None:
+def test_planted_fault_of_a_query_is_found(expression: str, legend: str) -> None:
     """Each of these would show nothing, or nonsense."""
     assert list(faults(expression, legend)) != []
 
 
-def test_it_shows_what_an_operator_looks_for() -> None:
+def test_dashboard_shows_load_latency_cache_and_states() -> None:
     """Load, latency, throughput, the cache, memory, paging, steps and refusals."""
     text = " ".join(target["expr"] for panel in PANELS for target in panel["targets"])
     shown = {series[0].removeprefix("umbel_") for series in _SERIES.findall(text)}
@@ -188,8 +187,8 @@ def test_it_shows_what_an_operator_looks_for() -> None:
         assert all(re.search(rf"quantile\({q}, [^,]*umbel_{name}_", text) for q in ("0.5", "0.99"))
 
 
-def test_it_imports_anywhere() -> None:
-    """Whoever imports it chooses the data source; nothing names one, or what is theirs."""
+def test_dashboard_imports_anywhere() -> None:
+    """The user chooses the data source on import; the file names none."""
     first, *others = DASHBOARD["templating"]["list"]
     assert (first["name"], first["type"], first["query"]) == (
         "datasource",
@@ -210,8 +209,8 @@ def test_it_imports_anywhere() -> None:
     assert "id" not in DASHBOARD
 
 
-def test_panels_have_places_of_their_own() -> None:
-    """No two of them lie upon each other, and none has another's number."""
+def test_panels_do_not_overlap() -> None:
+    """Places and ids are distinct."""
     places = [panel["gridPos"] for panel in PANELS]
     cells = [
         (x, y)
@@ -245,8 +244,8 @@ def _samples(name: str) -> list[Sample]:
     return [s for family in FAMILIES for s in family.samples if s.name == name]
 
 
-def test_its_figures_are_those_of_the_ledger() -> None:
-    """With three models, too: what they share is counted once, and what each has is summed."""
+def test_memory_panels_show_the_ledger() -> None:
+    """With three models, shared figures count once and the others are summed."""
     kinds = ("kv", "checkpoint", "tail", "paging", "transient")
     expected = {(kind,): getattr(LEDGER, kind) for kind in kinds}
     assert _summed("State in memory") == {**expected, ("budget",): LEDGER.budget}
@@ -262,7 +261,7 @@ def test_its_figures_are_those_of_the_ledger() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
 def test_alert(rule: dict[str, Any]) -> None:
-    """It asks for what there is, in the way that suits its type, and says what to do."""
+    """Its expression suits the exported series, and its text says what to do."""
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert rule["annotations"]["summary"].endswith(".")
     assert rule["annotations"]["description"].endswith(".")
@@ -273,7 +272,7 @@ _ALERT_SERIES = re.compile(r"\b((?:umbel_|vllm:|up\b)\w*)(\{[^}]*\})?(\[\d+[smh]
 
 
 def alert_faults(expression: str) -> Iterator[str]:
-    """Say what is wrong with an alert's expression."""
+    """Yield the faults of an alert's expression."""
     grouped = {label.strip() for by in _BY.findall(expression) for label in by.split(",")}
     if not re.search(r"(==|<|>) [\d.]+$", expression):
         yield "it compares nothing"
@@ -316,7 +315,7 @@ def alert_faults(expression: str) -> Iterator[str]:
         "1 > 0",
     ],
 )
-def test_planted_faults_of_alerts_are_found(expression: str) -> None:
+def test_planted_fault_of_an_alert_is_found(expression: str) -> None:
     """Each of these would never fire, or always."""
     assert list(alert_faults(expression)) != []
 

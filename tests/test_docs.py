@@ -99,7 +99,7 @@ def test_settings_page_has_every_setting() -> None:
 
 
 def test_settings_page_has_every_flag_of_serve() -> None:
-    """No flag of `umbel serve` is missing."""
+    """Each flag of `umbel serve` is mentioned."""
     flags = [flag for param in _commands().commands["serve"].params for flag in param.opts]
     assert "--model" in flags
     assert _not_in("settings.md", flags) == []
@@ -128,7 +128,7 @@ def test_http_page_has_no_other_route() -> None:
 
 
 def _bounds(hint: object) -> list[Meta]:
-    """Every bound in a type, also in the parts of a union or a list."""
+    """List the bounds in a type, also in the parts of a union or a list."""
     metadata = getattr(hint, "__metadata__", ())
     own = [meta for meta in metadata if isinstance(meta, Meta)]
     return own + [bound for part in get_args(hint) for bound in _bounds(part)]
@@ -169,7 +169,7 @@ def test_http_page_has_every_field() -> None:
     assert _not_in(HTTP, _body_fields()) == []
 
 
-def test_operations_page_has_every_metric() -> None:
+def test_metrics_page_has_every_metric() -> None:
     """Each metric that is exported is in the table, by its exported name."""
     text = measured.page({"model": Metrics(EngineStatistics, lambda: 0, None)}, vllm=True)
     names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
@@ -178,7 +178,7 @@ def test_operations_page_has_every_metric() -> None:
     assert _not_in("operate/metrics.md", names) == []
 
 
-def test_operations_page_has_the_types_of_metrics() -> None:
+def test_metrics_page_has_types_and_aliases() -> None:
     """Each row names a metric of its type, and each alias stands in one row and has its type."""
     text = measured.page({"model": Metrics(EngineStatistics, lambda: 0, None)}, vllm=True)
     types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
@@ -216,7 +216,7 @@ def test_log_page_has_every_event() -> None:
     assert [event for event in listed if f'"{event}"' not in sources] == []
 
 
-async def test_operations_page_has_every_key_of_the_request_line() -> None:
+async def test_log_page_has_every_key_of_the_request_line() -> None:
     """Each key that a request's log line can have is explained."""
     handoff = Handoff(ConversationQueue(1), lambda: None, channel_limit=1)
     metrics = Metrics(EngineStatistics, lambda: 0, None)
@@ -230,7 +230,7 @@ async def test_operations_page_has_every_key_of_the_request_line() -> None:
     assert _not_in("operate/log.md", keys) == []
 
 
-def test_operations_page_has_every_finish() -> None:
+def test_log_page_has_every_finish() -> None:
     """Each reason for which an answer ends is mentioned."""
     assert _not_in("operate/log.md", FinishReason) == []
 
@@ -353,15 +353,14 @@ def test_benchmarks_have_one_table_each() -> None:
         assert len(re.findall(r"^\|[ :|-]+\|$", section, re.MULTILINE)) <= 1, section[:40]
 
 
-def test_pages_name_no_machine() -> None:
+def test_pages_have_no_paths_of_one_machine() -> None:
     """Paths in pages are those of any machine."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"(?<![\w~.])/(work|root|home|Users|tmp)/", text), page.name
 
 
-def test_what_behaviour_promises_under_floods_is_tested() -> None:
-    """Every row names a test that is there."""
+def test_rows_about_floods_name_tests_that_exist() -> None:
     rows = re.findall(
         r"^\| .+ \| .+ \| `(tests/[\w/]+\.py)::(\w+)` \|$", _page("operate/floods.md"), re.MULTILINE
     )

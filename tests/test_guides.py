@@ -1,4 +1,4 @@
-"""The pages for users: models by memory, troubleshooting, moving from other servers."""
+"""Guides name messages, commands and settings that exist."""
 
 import ast
 import functools
@@ -56,7 +56,7 @@ def test_tables_of_models_are_generated() -> None:
 
 @functools.cache
 def texts() -> list[str]:
-    """All texts of the code, where what is filled in is one character."""
+    """List the texts of the code; each value that is filled in is one character."""
     folders = ("daemon", "models", "cachestore", "scheduler", "src/umbel")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return [
@@ -68,7 +68,7 @@ def texts() -> list[str]:
 
 
 def _text(node: ast.AST) -> str:
-    """A text of the code; those that are joined are one."""
+    """Return a text of the code; joined texts are one."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -79,7 +79,7 @@ def _text(node: ast.AST) -> str:
 
 
 def is_said(message: str) -> bool:
-    """Whether some text of the code is, or begins or ends with, or holds a message."""
+    """Return True if a text of the code contains a message."""
     pieces = [re.escape(piece) for piece in message.split(_ANYTHING)]
     pattern = re.compile(".*?".join(pieces), re.DOTALL)
     longest = max(message.split(_ANYTHING), key=len)
@@ -98,13 +98,12 @@ def messages() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("message", sorted(set(messages())))
-def test_each_message_is_one_that_the_code_says(message: str) -> None:
-    """Word for word, but for what is filled in."""
+def test_quoted_message_is_in_the_code(message: str) -> None:
     assert is_said(message)
 
 
-def test_no_other_message_is_taken_for_one() -> None:
-    """The page quotes many, and what the code does not say is found."""
+def test_planted_message_is_found() -> None:
+    """The pages quote many, and a message that is not in the code is found."""
     assert len(set(messages())) > 30
     assert not is_said("another daemon (pid …) serves already on …")
 
