@@ -113,8 +113,8 @@ def check(
     ("name", "overlaps", "exact"),
     [
         ("llama", False, False),
-        ("llama", False, True),
-        ("llama", True, False),
+        pytest.param("llama", False, True, marks=pytest.mark.slow),
+        pytest.param("llama", True, False, marks=pytest.mark.slow),
         ("llama", True, True),
         # Every kind of state with either value of both: who masks a token knows no state.
         pytest.param("qwen3_next", False, False, marks=pytest.mark.slow),
@@ -161,8 +161,15 @@ def test_seeds_and_samplers_stay_inside(tiny: "LoadedModel") -> None:
     assert [t.tokens for t in first] == [t.tokens for t in second]
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
-@pytest.mark.parametrize("overlaps", [False, True], ids=["", "overlaps"])
+@pytest.mark.parametrize(
+    ("overlaps", "exact"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
 def test_preempted_answers_go_on_in_their_grammars(
     tiny: "LoadedModel", *, overlaps: bool, exact: bool
 ) -> None:
@@ -251,7 +258,7 @@ class _BrokenGrammar:
         return _Broken(self._real.matcher(), self._how)
 
 
-@pytest.mark.parametrize("overlaps", [False, True], ids=["", "overlaps"])
+@pytest.mark.parametrize("overlaps", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["matcher", "consume", "mask"])
 def test_a_fault_hits_one_request(tiny: "LoadedModel", how: str, *, overlaps: bool) -> None:
     """A matcher that breaks ends its own request, in words; its neighbours do not notice."""
