@@ -32,6 +32,7 @@ from umbel.daemon.protocols import (
     responses,
     tools,
 )
+from umbel.daemon.protocols.generation_request import refused_fields
 from umbel.daemon.requests.generation import Generation
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.handoff import Handoff
@@ -167,6 +168,19 @@ def test_http_page_has_every_bounded_field() -> None:
 def test_http_page_has_every_field() -> None:
     """Each field that is decoded, accepted or refused, is mentioned."""
     assert _not_in(HTTP, _body_fields()) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        chat.ChatRequest,
+        completions.CompletionRequest,
+        messages.MessagesRequest,
+        responses.ResponsesRequest,
+    ],
+)
+def test_refused_field_is_listed(kind: type[msgspec.Struct]) -> None:
+    assert _not_in("http/unsupported-fields.md", refused_fields(kind)) == []
 
 
 def test_metrics_page_has_every_metric() -> None:
