@@ -147,7 +147,7 @@ class Engine:
             self._start(step)
 
     def _start(self, step: Step) -> None:
-        """Start all who may, and beside those who decode no more than a few at a time."""
+        """Start all sequences that may start; beside decoding ones only a few in one step."""
         most = _STARTING * self._pace.max_stall if self._scheduler.decoding else math.inf
         until = self._clock() + most
         if len(self._scheduler.waiting):

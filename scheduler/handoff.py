@@ -48,9 +48,10 @@ class EventChannel:
 
 
 class Handoff:
-    """The crossing. Its methods belong to the event loop, but for `publish`.
+    """Passes requests to the engine's thread, and its events back.
 
-    `wake` tells the MLX thread that something waits; `channel_limit` is of each `EventChannel`.
+    All methods but `publish` belong to the event loop. `wake` tells the MLX thread that something
+    waits; `channel_limit` is of each `EventChannel`.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ class KVCacheManager:
         lease.reached = len(tokens)  # or memory is short, and the next tokens are tried
 
     def _take_back(self, lease: Lease, cache: "SequenceCache", tokens: Tokens) -> bool:
-        """Lease what was given back, and store what was evicted since, but for the last piece.
+        """Lease what was given back, and store what was evicted since, except the last piece.
 
         A piece is as long as a copy may be. False if there is no memory for all of it.
         """

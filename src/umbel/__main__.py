@@ -24,7 +24,7 @@ def main() -> None:
     _open_closed_streams(refuse=not serves)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may have few characters
-    from .daemon.cli import app  # noqa: PLC0415  (as above)
+    from .daemon.cli import app  # noqa: PLC0415  (after the signal handlers)
 
     try:
         app()

@@ -21,7 +21,7 @@ def memory_limit(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     """The least limit of this process's group and of those above it, in bytes; None without one.
 
     Args:
-        proc: as above.
+        proc: root of the proc file system.
         groups: where cgroup v2 is mounted, or the controllers of v1.
     """
     own = _own_groups(proc)

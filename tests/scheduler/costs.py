@@ -1,4 +1,4 @@
-"""What something costs, as no other load of the machine changes it."""
+"""Costs of work that do not depend on the machine's other load."""
 
 import sys
 from collections.abc import Callable

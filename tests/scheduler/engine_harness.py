@@ -49,7 +49,7 @@ class PatientRunner(bench.RecordingRunner):
         self._noted.append((cache, logits))
 
     def written_of(self, states: SequenceCache) -> list[LogProbs]:
-        """What one state has led to; waits for what was noted."""
+        """Effects of one state; waits for noted events."""
         for noted, logits in self._noted:
             super().written_of(noted).append(bench._log_softmax(logits))
         self._noted = []
@@ -147,11 +147,11 @@ class EngineHarness(Bench):
             assert (sequence.request.tenant, sequence.request.conversation) not in busy(self._queue)
 
     def running(self) -> list[str]:
-        """Who runs."""
+        """Ids of running sequences."""
         return [sequence.request.id for sequence in self.engine._scheduler.running]
 
     def decoding(self, *names: str, tokens: int = 1) -> bool:
-        """Whether they run and have made as many tokens."""
+        """True if they run and have made as many tokens."""
         return all(
             self.live[name].status is SequenceStatus.DECODE
             and len(self.live[name].output) >= tokens
@@ -171,7 +171,7 @@ class EngineHarness(Bench):
     # -- steps -------------------------------------------------------------------------
 
     def step(self, count: int = 1) -> None:
-        """Do steps; after each the cache is sound, and nobody holds anything who has ended."""
+        """Do steps; after each the cache is sound, and ended sequences hold nothing."""
         for _ in range(count):
             self.engine.step()
             for sequence, event in self._events:

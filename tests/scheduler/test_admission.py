@@ -1,4 +1,4 @@
-"""Whether a request can be served at all."""
+"""Admission: requests that can never be served are refused."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,6 @@ def test_a_prompt_without_room_for_an_answer_is_refused(prompt_length: int) -> N
 
 
 def test_a_context_cut_for_memory_says_so_in_bytes() -> None:
-    """Who looks for more context hears what it takes; a text is refused before it is encoded."""
     admission = Admission(8, MemoryBound(900, lambda tokens: 100 * tokens))
     for refuse in (lambda: admission.answer_length(20, 5), lambda: admission.check_text(80, 4)):
         with pytest.raises(ContextLengthExceededError) as refusal:
@@ -58,7 +57,6 @@ def test_a_limit_beyond_the_context_is_cut() -> None:
     max_tokens=st.none() | st.integers(1, 60),
 )
 def test_an_admitted_request_always_fits(context: int, prompt: int, max_tokens: int | None) -> None:
-    """What is admitted has at least one token to answer with and never leaves the context."""
     try:
         length = Admission(context).answer_length(prompt, max_tokens)
     except ContextLengthExceededError:

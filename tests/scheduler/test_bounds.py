@@ -1,4 +1,4 @@
-"""Who may wait: places for all, and a part of them for each tenant."""
+"""Bounds of the queue: places for all, and a part of them for each tenant."""
 
 import msgspec
 import pytest
@@ -36,11 +36,11 @@ class Room:
 
     @property
     def free(self) -> int:
-        """Places that nobody has."""
+        """Number of free places."""
         return self.limit - self.use.waiting
 
     def accepts(self, tenant: int) -> bool:
-        """Have a request of a tenant come; returns whether it waits now."""
+        """Submit a request of a tenant; returns True if it waits now."""
         try:
             check_waiting(self.use, str(tenant), self.limit, 0.0)
         except QueueFullError:
@@ -49,12 +49,12 @@ class Room:
         return True
 
     def flood(self, tenants: list[int]) -> None:
-        """Have tenants send in turns until all are refused."""
+        """Submit requests of tenants in turns until all are refused."""
         while sum(self.accepts(tenant) for tenant in tenants):
             pass
 
     def start(self, tenant: int) -> None:
-        """Have one of a tenant start, if one waits."""
+        """Start one of a tenant's waiting requests, if there is one."""
         if self.use.waiting_of(str(tenant)):
             self.places.start(str(tenant))
 
@@ -63,7 +63,6 @@ class Room:
 def test_who_has_nothing_waiting_has_every_place_that_is_free(
     limit: int, events: list[tuple[int, bool]]
 ) -> None:
-    """Whatever others send and start, in any order; and nobody who may not gets one."""
     room = Room(limit)
     for tenant, sends in events:
         own, free = room.use.waiting_of(str(tenant)), room.free
@@ -120,7 +119,6 @@ def test_who_is_alone_has_all_places(limit: int, starts: list[bool]) -> None:
 
 
 def test_where_tenants_are_named_nobody_is_first() -> None:
-    """Who comes first leaves places for those that are expected; until they are no more."""
     named = [True]
     use = TenantUse(named=lambda: named[0])
     places = use.join()

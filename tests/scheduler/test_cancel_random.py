@@ -76,6 +76,5 @@ def play(harness: EngineHarness, clients: list[Client]) -> None:
 def test_any_schedule_of_joins_and_cancels(
     name: str, budget: int, row: int, clients: list[Client], *, exact: bool
 ) -> None:
-    """Whoever stays gets a cold run's answer; of those who leave nothing stays but the cache."""
     with EngineHarness.of(name, budget, row=row, exact=exact) as harness:
         play(harness, clients)

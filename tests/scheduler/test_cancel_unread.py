@@ -48,7 +48,7 @@ class Crossing:
 
 @pytest.fixture(params=NAMES)
 async def crossing(request: pytest.FixtureRequest) -> AsyncIterator[Crossing]:
-    """A hand-off; when the test is over it knows nobody, and nothing is held for anyone."""
+    """A hand-off; after the test it has no requests, and nothing is held for any."""
     with EngineHarness.of(request.param) as harness:
         publish = harness.engine._publish
         made = Crossing(harness)
@@ -77,7 +77,7 @@ async def test_finished_and_not_delivered(crossing: Crossing) -> None:
     """It ends while its client leaves: the client's word is first, the rest is dropped."""
     name, channel = crossing.submit(0, 6)
     while crossing.harness.engine.step():
-        pass  # the event loop hears of nothing
+        pass  # the event loop gets no events
     crossing.handoff.cancel(name)
     assert await read(channel) == [Finished(FinishReason.CANCELLED)]
     await asyncio.sleep(0)
@@ -85,7 +85,6 @@ async def test_finished_and_not_delivered(crossing: Crossing) -> None:
 
 
 async def test_cut_off_in_a_batch(crossing: Crossing) -> None:
-    """One reads nothing and is cut off at the bound; those who read get all of their answers."""
     _, slow = crossing.submit(0, 40)
     others = [crossing.submit(user, 20)[1] for user in (1, 2)]
     answers = await crossing.drain(*others)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class PanicError(BaseException):
-    """What a Rust extension raises: not an `Exception`."""
+    """Panic of a Rust extension: not an `Exception`."""
 
 
 class Bench:
@@ -121,7 +121,7 @@ class Bench:
 
 
 class TestAnswers:
-    """What is computed, and from what."""
+    """Computed tokens, and the cached state that they start from."""
 
     def test_events_come_in_order(self) -> None:
         """Started, every token, and the end; nothing else."""
@@ -151,7 +151,6 @@ class TestAnswers:
         bench.check_idle()
 
     def test_one_that_is_cancelled_as_it_yields_is_gone(self) -> None:
-        """It waits for nobody, and holds up no conversation."""
         bench = Bench()
         sequence = bench.put("a", [1, 2], max_tokens=50)
         bench.engine.step()
@@ -272,7 +271,7 @@ class TestAnswers:
 
 
 class TestOrder:
-    """Who runs, and when."""
+    """Order in which sequences run."""
 
     def test_a_crowd_starts_a_few_at_a_time_beside_a_stream(self) -> None:
         """As many as start in a tenth of the stall bound; without a stream all do."""
@@ -420,7 +419,7 @@ def _told_to_the_disk(bench: Bench) -> list[bool]:
 
 
 def _take_time(bench: Bench, *, own: float, each: float, step: float, start: float = 0.0) -> None:
-    """Have calls take seconds.
+    """Make calls take seconds.
 
     Args:
         bench: whose.
@@ -462,7 +461,6 @@ class TestStatistics:
         assert bench.engine.statistics().steps == 1
 
     def test_a_step_is_seen_while_it_computes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Who hangs in a step is seen to run; the rest is as of the last whole step."""
         bench = Bench()
         seen: list[EngineStatistics] = []
         compute = bench.runner.prefill
@@ -623,7 +621,7 @@ def errors() -> list[BaseException]:
 
 
 class TestFaults:
-    """What one request raises ends that request only."""
+    """Faults of one request end that request only."""
 
     @pytest.mark.parametrize("error", errors())
     @pytest.mark.parametrize("position", range(9))

@@ -167,7 +167,7 @@ class EngineMachine(RuleBasedStateMachine):
             setattr(runner, name, works)
             vars(runner).pop(name)
             self.harmed |= {s.request.id for s in self.engine._scheduler.at_work}
-            raise ValueError("of nobody")
+            raise ValueError("planted")
 
         vars(runner)[name] = fails
 

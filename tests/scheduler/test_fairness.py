@@ -65,7 +65,7 @@ class Load:
             self.join(tenant)
 
     def join(self, tenant: str) -> None:
-        """Have a tenant wait from now on."""
+        """Make a tenant wait from now on."""
         self._waiting[tenant] = []
         for _ in range(5):
             self._put(tenant)
@@ -145,7 +145,6 @@ def test_weights_are_obeyed_in_the_long_run(seed: int, slots: int) -> None:
 
 @given(SEEDS, st.integers(1, 4), st.integers(50, 300))
 def test_an_idle_tenant_gains_no_credit(seed: int, slots: int, away: int) -> None:
-    """However long it was away, it is given no more than those that stayed, but for the bound."""
     load = Load(seed, {"a": 1, "b": 1, "idle": 1}, slots)
     load.leave("idle")
     for _ in range(away):
@@ -198,7 +197,6 @@ def test_a_tenant_that_comes_back_keeps_what_it_owes() -> None:
 
 
 def test_a_charge_can_be_corrected() -> None:
-    """What was charged too much is given back to the tenant."""
     order = FairOrder(SMALL)
     fill(order, "a", 2)
     fill(order, "b", 1)
@@ -390,7 +388,6 @@ def test_a_tenant_within_a_quantum_of_the_least_served_may_claim_a_slot() -> Non
 
 
 def test_a_tenant_that_may_not_start_is_passed_over_and_earns_nothing() -> None:
-    """What ran before may go on all the same."""
     order, spent = FairOrder(SMALL), {"a"}
     fill(order, "a", 2)
     fill(order, "b", 3)
@@ -531,7 +528,6 @@ BATCH = st.lists(
 def test_the_youngest_batch_answer_yields_to_its_own_tenant(
     made: list[Slot], tenant: str, conversation: str
 ) -> None:
-    """Nobody else's, no interactive one, no prompt and none that is before it in its order."""
     batch = [slot._replace(id=f"{place}") for place, slot in enumerate(made)]
     chosen = own_preemption(batch, Share(tenant, 1e9), conversation)
     able = [

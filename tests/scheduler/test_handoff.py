@@ -121,7 +121,6 @@ class TestChannel:
         ]
 
     async def test_nothing_follows_the_end(self) -> None:
-        """What an engine still says of a request that was ended here is ignored."""
         channel = EventChannel(4)
         channel.deliver(Finished(FinishReason.CANCELLED))
         assert channel.deliver(TokenEvent(1, 100.0))
@@ -181,7 +180,6 @@ class TestRequests:
         assert len(service.queue) == 0
 
     async def test_a_fault_reaches_its_own_client(self, service: Service) -> None:
-        """What the model raises on one request is that request's error."""
         service.runner.fail_at([1, 2, 3], 3, ValueError("broken"))
         bad, good = (
             service.handoff.submit(make_request("bad", [1, 2, 3])),
@@ -264,7 +262,6 @@ class TestSlowReaders:
         await service.wait_at_rest()
 
     async def test_its_conversation_goes_on(self, service: Service) -> None:
-        """Who is cut off does not keep its conversation busy."""
         service.handoff.submit(make_request("slow", [9], conversation="c", max_tokens=500))
         following = service.handoff.submit(make_request("next", [1, 2], conversation="c"))
         assert await read(following) == answer([1, 2])
@@ -296,7 +293,6 @@ class TestStopping:
         await asyncio.wait_for(idle, PATIENCE)
 
     async def test_who_still_runs_can_be_ended(self, service: Service) -> None:
-        """Each client hears why at once, though the thread is busy; then nobody is live."""
         service.runner.hold()
         channels = [service.handoff.submit(make_request(str(n), [n, 1])) for n in range(6)]
         await service.wait_held()

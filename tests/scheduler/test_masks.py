@@ -148,7 +148,6 @@ def test_a_mask_that_nothing_is_chosen_with_fails_no_answer(error: BaseException
 
 
 def test_a_pool_ends_with_its_owner() -> None:
-    """Nobody need close it: its threads go when it does."""
     pool = MaskPool()
     threads = pool._threads
     assert pool.constrain(Counting()).is_known(PATIENCE)

@@ -1,4 +1,4 @@
-"""What of a step the memory allows, and who may start."""
+"""Steps that memory allows, and sequences that it lets start."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -45,7 +45,7 @@ class Figures(FakeRunner):
         return EACH * tokens
 
     def start(self, tokens: int, context: int) -> Held:
-        """What is left, a byte to look at each token, and what was learned of steps."""
+        """Bytes that are left, a byte for each token in view, and learned bytes of steps."""
         return Held(EACH * tokens + context + 50, 4)
 
     def worst_case(self, context: int) -> Held:
@@ -72,7 +72,7 @@ class PlannerFixture:
     """A planner over a budget of 1,600 bytes, unless told otherwise; 1,500 may be held.
 
     Attributes:
-        others: what somebody else holds.
+        others: bytes held elsewhere.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PlannerFixture:
         return None if step is None else step.batch
 
     def leave(self, nbytes: int) -> None:
-        """Have others hold all but so many bytes, after the last step."""
+        """Fill the budget up to so many bytes, after the last step."""
         self.planner.release()
         self.others.close()
         held = self.pool.room.nbytes - nbytes
@@ -110,7 +110,7 @@ class PlannerFixture:
         return self.ledger.held(Kind.TRANSIENT).nbytes
 
     def known(self, sequence: Sequence) -> Known:
-        """What the cache has of a sequence."""
+        """Cached state of a sequence."""
         return self.world.cache.known(NAMESPACE, sequence.tokens)
 
 
@@ -122,7 +122,7 @@ def sequence(prompt: int, computed: int = 0, *, seed: int = 0) -> Sequence:
 
 
 def state_of(sequence: Sequence) -> Any:
-    """What the model holds of a sequence."""
+    """State of a sequence in the model."""
     return FakeState([7] * sequence.num_computed_tokens)
 
 
@@ -154,7 +154,6 @@ class TestChunks:
         assert fixture.aside == 10 * end
 
     def test_below_the_least_chunk_nothing_is_prefilled(self) -> None:
-        """What a chunk takes of its own would not get less."""
         fixture = PlannerFixture()
         fixture.leave(159)
         assert fixture.afford([sequence(500)], 128) is None
@@ -230,7 +229,7 @@ class TestChunks:
 
 
 class TestHolding:
-    """What goes on when not everything can."""
+    """Priorities where memory is short."""
 
     def test_decodes_go_on_without_the_prefill(self) -> None:
         """Where only they fit, the prompt waits for its turn."""
@@ -245,7 +244,6 @@ class TestHolding:
     def test_rows_for_those_who_come_must_fit(
         self, room: int, coming: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else the batch grows by those who are there; nobody's prompt waits for it."""
         fixture, running = PlannerFixture(), [decoding(1), sequence(20)]
         cost = fixture.runner.cost
 
@@ -282,7 +280,6 @@ class TestHolding:
         assert PlannerFixture(buffers=0).afford([live], 128) is None
 
     def test_the_cache_goes_before_a_chunk_is_cut(self) -> None:
-        """What nobody leases is evicted for a whole chunk."""
         fixture = PlannerFixture()
         fixture.world.serve(conversation(5, 300))
         batch = fixture.afford([sequence(500)], 128)
@@ -310,7 +307,7 @@ class TestHolding:
 
 
 class TestLedger:
-    """What is entered, and given back."""
+    """Reservations, and their release."""
 
     def test_a_step_is_entered_until_the_next(self) -> None:
         """Each step's need takes the place of the last one's; settling gives it back."""
@@ -347,7 +344,6 @@ class TestLedger:
         assert fixture.ledger.total == Size()
 
     def test_tails_leave_less_for_a_step(self) -> None:
-        """What they hold is not room."""
         fixture, alone = PlannerFixture(), sequence(500, 200)
         batch = fixture.afford([alone], 128)
         assert batch is not None
@@ -359,7 +355,7 @@ class TestLedger:
 
 
 class TestStart:
-    """Who may start beside whom."""
+    """Sequences that may start beside others."""
 
     def test_alone_it_needs_what_was_promised(self) -> None:
         """To the byte, though more was learned since; nothing is entered for the question."""
@@ -415,7 +411,6 @@ class TestStart:
         assert fixture.world.cache.tries.size.nbytes == 1200
 
     def test_what_is_known_goes_for_who_would_be_alone(self) -> None:
-        """Where nobody runs, holding it can take more than it spares; beside others it waits."""
         fixture, prompt = PlannerFixture(), conversation(0, 240)
         fixture.world.serve(prompt[:220])
         new_request = sequence(240)
@@ -438,7 +433,7 @@ class TestStart:
 
 
 class TestFigures:
-    """What is told of memory."""
+    """Statistics of memory."""
 
     def test_needed_is_the_promise(self) -> None:
         """For the prompt, and after a preemption for the answer too; nothing is known of it."""
@@ -515,7 +510,7 @@ def test_none_starts_beside_as_many_as_one_did_not_fit_beside() -> None:
 
 
 class TestRestart:
-    """Who runs alone and does not fit gives its state up where it fits without."""
+    """A lone sequence that does not fit gives its state up where it fits without."""
 
     def test_one_that_fits_from_its_start(self) -> None:
         """Its worst case is within what may be held, whatever its batch holds."""

@@ -171,7 +171,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.count = 0
 
     def wake(self) -> None:
-        """Somebody may go on: each engine does a step."""
+        """Each engine does a step."""
         for model in self.models:
             model.pace = Pace.BUSY
 
@@ -251,7 +251,7 @@ class OrderMachine(RuleBasedStateMachine):
         waiting: int | None,
         tokens: int | None,
     ) -> None:
-        """The settings are loaded anew."""
+        """The settings are loaded again."""
         self.terms[tenant] = Terms(weight, running, waiting, tokens)
         self.use.terms_changed()
 
@@ -276,17 +276,17 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 9))
     def work(self, steps: int) -> None:
-        """Nobody comes for a while."""
+        """Time passes without requests."""
         self.step(steps)
 
     def turn(self) -> None:
-        """Have each engine that has something to do make a step, as the thread does."""
+        """Step each engine that has something to do, as the thread does."""
         for model in self.models:
             if model.pace is not Pace.IDLE:
                 self.one_step(model)
 
     def one_step(self, model: Model) -> None:
-        """Do a step; nobody has started in it beyond its tenant's bound, or was left too late."""
+        """Do a step; no request starts beyond its tenant's bound, or is left too late."""
         before = {sequence.request.id for sequence in self.at_work()}
         blocked = self.blocked()
         model.pace = Pace.IDLE
@@ -329,7 +329,7 @@ class OrderMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.count > 15)
     @rule(number=st.integers(0, MODELS - 1))
     def unload(self, number: int) -> None:
-        """A model goes when its clients have gone, and is loaded anew; nothing of it is left."""
+        """A model is unloaded when its clients are gone, and nothing of it is left."""
         gone = self.models[number]
         for name, sequence in self.accepted.items():
             if self.home[name] is gone and name not in self.taken_out and not self.end(name):
@@ -484,7 +484,7 @@ class OrderMachine(RuleBasedStateMachine):
                 break
             if Pace.BUSY not in paces:
                 self.advance(10)
-        assert paces == {Pace.IDLE}, "somebody waits for ever"
+        assert paces == {Pace.IDLE}, "a request waits for ever"
         for name in self.accepted.keys() - self.taken_out:
             self.check_end(name)
         self.check_charges()
@@ -527,7 +527,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert tokens == answer[: len(tokens)]
 
     def check_charges(self) -> None:
-        """What was served whole is charged once, and nothing more than was asked for."""
+        """Requests that were served whole are charged once, and never for more than they asked."""
         least, most = Counter[str](), Counter[str]()
         for unit, numbers in self.starts.items():
             for sequence in (self.accepted[f"{number}"] for number in numbers):

@@ -29,7 +29,7 @@ def world(tmp_path: Path) -> Iterator[PagedWorld]:
 
 
 def paging(world: PagedWorld) -> Paging:
-    """What the engine would use."""
+    """State that the engine would use."""
     return Paging(world.pager)
 
 
@@ -49,7 +49,7 @@ def sequence(end: int) -> Sequence:
 
 
 def broken(*_: object, **__: object) -> None:
-    """Fail in a way that nobody foresaw."""
+    """Raise an error that no code expects."""
     raise ZeroDivisionError("by a mistake")
 
 
@@ -167,7 +167,6 @@ def test_state_is_written_when_the_engine_is_idle(world: PagedWorld) -> None:
 
 
 def test_a_clean_stop_writes_everything(world: PagedWorld) -> None:
-    """What a busy engine has left is saved, and found after a restart."""
     made = Busy(world)
     assert not made.writes()
     world.write_all()
@@ -177,7 +176,6 @@ def test_a_clean_stop_writes_everything(world: PagedWorld) -> None:
 
 
 def test_more_than_a_sixteenth_of_the_budget_is_written_beside_requests(world: PagedWorld) -> None:
-    """What is not on disk is lost where memory is needed."""
     made = Busy(world)
     assert not made.writes()
     made.set_limit(3)

@@ -1,4 +1,4 @@
-"""What a step computes, as a function of the running sequences."""
+"""Work of a step, as a function of the running sequences."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def sequence(prompt_length: int, computed: int = 0, tenant: str = "default") -> 
 
 
 def batch_sequence(prompt_length: int) -> Sequence:
-    """Build one that nobody sits before."""
+    """Build one that no other precedes."""
     made = sequence(prompt_length)
     made.request = msgspec.structs.replace(made.request, priority=Priority.BATCH)
     return made
@@ -192,7 +192,6 @@ def test_a_tenants_precedence_is_before_what_is_left() -> None:
 
 
 def test_only_later_ones_of_its_tenant_make_a_prompt_older() -> None:
-    """What others' prompts take is settled between tenants."""
     first, other, later = sequence(9), sequence(9, tenant="b"), sequence(9)
     age([first, other, later], later, 5)
     age([first, other, later], other, 3)

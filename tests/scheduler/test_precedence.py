@@ -1,4 +1,4 @@
-"""Whose prompts are computed first: nobody waits for many of another's, and nobody for ever."""
+"""Order of tenants' prompts: none waits for many of another's, and none for ever."""
 
 import itertools
 from collections import Counter
@@ -56,7 +56,6 @@ class Prefills:
 
 
 def test_fewer_slots_go_first() -> None:
-    """For their weight, until another tenant is behind by a bound; then whoever is furthest."""
     assert precedence(1, 1, 0) < precedence(7, 1, 0)
     assert precedence(2, 4, 0) < precedence(1, 1, LAG - 1)
     assert precedence(7, 1, LAG) < precedence(1, 8, 0)
@@ -89,7 +88,7 @@ def test_a_tenants_prompt_is_not_held_up_by_how_many_another_sends(
 def test_who_fills_the_batch_is_not_starved(
     others: list[int], chunk: int, slots: int, *, come_and_go: bool
 ) -> None:
-    """By another's prompts that never end, nor by tenants that come anew with one each.
+    """By another's prompts that never end, nor by new tenants with one prompt each.
 
     At no time others had over twice the bound, and two chunks, beyond as much as it had.
     """

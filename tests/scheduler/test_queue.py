@@ -37,7 +37,7 @@ def filled(*sequences: Sequence, limit: int = 10) -> ConversationQueue:
 
 
 def offered(queue: ConversationQueue) -> list[Sequence]:
-    """Who may start."""
+    """Ids that may start."""
     return [sequence for _, sequence in queue.offers()]
 
 
@@ -83,7 +83,6 @@ def test_expired_requests_are_handed_out_once() -> None:
 
 
 def test_a_closed_queue_hands_out_what_waits_and_refuses_more() -> None:
-    """Closing leaves nobody behind in the queue and lets nobody in."""
     running, left = waiting("1"), waiting("2")
     queue = filled(running, left)
     take(queue)
@@ -202,7 +201,7 @@ class Bounded:
         return made
 
     def offered(self) -> list[str]:
-        """Who may start."""
+        """Ids that may start."""
         return sorted(each.request.id for each in offered(self.queue))
 
 
@@ -219,7 +218,6 @@ def test_a_tenants_bound_is_its_own() -> None:
 
 
 def test_spent_tokens_come_back() -> None:
-    """What waits starts then, what comes meanwhile is refused and hears when, others go on."""
     bounded = Bounded(Terms(tokens_per_minute=60))
     first, *_ = bounded.put("a1", "a2")
     assert bounded.queue.claim(first, 50)
@@ -238,7 +236,6 @@ def test_spent_tokens_come_back() -> None:
 
 
 def test_what_ran_goes_on_when_its_tenant_has_spent_its_tokens() -> None:
-    """It yielded its slot: it does not wait for the next minute, but for all that may start."""
     bounded = Bounded(Terms(tokens_per_minute=60))
     first, *_ = bounded.put("a1", "a2", "b1")
     assert bounded.queue.claim(first, 600)
@@ -275,7 +272,6 @@ def test_a_quota_that_is_lifted_holds_nobody() -> None:
 
 
 def test_queues_of_several_models_share_a_quota() -> None:
-    """What is spent with one is spent with all."""
     use = TenantUse(lambda _: Terms(tokens_per_minute=60))
     queues = [ConversationQueue(9, use, lambda: 1.0) for _ in range(2)]
     first = of("a", "1")
@@ -286,7 +282,6 @@ def test_queues_of_several_models_share_a_quota() -> None:
 
 
 def test_who_is_refused_comes_back_when_a_place_is_likely() -> None:
-    """It hears of the rate at which the last ones started, within bounds."""
     now = [0.0]
     queue = ConversationQueue(1, clock=lambda: now[0])
     for number, (passes, seconds) in enumerate([(0, 2), (4, 4), (20, 12), (0.1, 9), (1000, 60)]):
@@ -311,7 +306,6 @@ def test_a_candidate_that_left_is_not_claimed() -> None:
 
 
 def test_a_bound_that_was_lowered_holds_at_once() -> None:
-    """Who was offered before may not start any more, until there is room within the new bound."""
     terms = {"default": Terms()}
     queue = ConversationQueue(10, TenantUse(terms.__getitem__))
     first, second = waiting("1", "a"), waiting("2", "b")

@@ -1,4 +1,4 @@
-"""Who runs, who is preempted, and who may start, in any order of events."""
+"""Sequences that run, are preempted and may start, in any order of events."""
 
 import weakref
 from itertools import pairwise
@@ -47,7 +47,7 @@ class Cache:
 
 
 class Known(NamedTuple):
-    """What is known, and of whom."""
+    """Cached tokens by sequence."""
 
     request: str
     cached: int
@@ -66,7 +66,7 @@ class Memory:
         self.asked: list[str] = []
 
     def admits(self, sequence: Sequence, known: Known, running: list[Sequence]) -> bool:
-        """Whether there is room beside those that run."""
+        """True if there is room beside running sequences."""
         assert known.request == sequence.request.id
         assert sequence not in running
         self.asked.append(sequence.request.id)
@@ -129,12 +129,12 @@ class SchedulerFixture:
 
     @property
     def running(self) -> list[str]:
-        """Who runs, in order."""
+        """Running sequences, in order."""
         return names_of(self.scheduler.running)
 
     @property
     def preempted(self) -> list[str]:
-        """Who is preempted, in order."""
+        """Preempted sequences, in order."""
         return names_of(self.scheduler.preempted)
 
 
@@ -164,7 +164,6 @@ class TestStarting:
 
     @pytest.mark.parametrize("resumed", [False, True])
     def test_who_started_last_is_not_kept(self, *, resumed: bool) -> None:
-        """Nobody may come for long, and its prompt may have millions of tokens."""
         fixture = SchedulerFixture(max_batch=1)
         (sequence,) = fixture.put("a")
         assert fixture.start() == ["a"]
@@ -179,7 +178,6 @@ class TestStarting:
     def test_the_cache_is_asked_once_for_the_order_of_those_who_start(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Within a block; whoever starts is looked at anew, and so is everybody in the next one."""
         fixture, asked = SchedulerFixture(max_batch=64), list[str]()
         cached = dict[str, int]()
 
@@ -242,7 +240,6 @@ class TestStarting:
         assert fixture.start() == ["c", "d"]
 
     def test_who_waits_for_the_disk_does_not_hold_up_others(self) -> None:
-        """It is told that somebody does, as long as that is so."""
         fixture = SchedulerFixture()
         fixture.cache.on_disk = {"a", "c"}
         fixture.put("a", "b", "c", "d")
@@ -258,7 +255,6 @@ class TestStarting:
         assert fixture.running == ["b", "d", "a", "c"]
 
     def test_only_the_first_are_read_ahead(self) -> None:
-        """Who stands after them is not looked at until one of them has what it waits for."""
         fixture = SchedulerFixture()
         names = [f"r{number}" for number in range(READ_AHEAD)]
         fixture.cache.on_disk = set(names)
@@ -281,7 +277,6 @@ class TestStarting:
         assert fixture.last.reads
 
     def test_who_lacks_memory_holds_up_those_that_wait_for_the_disk(self) -> None:
-        """What is read for a later one would take the memory that the first one waits for."""
         fixture = SchedulerFixture(room=5)
         fixture.cache.on_disk = {"b"}
         fixture.put("a", "b")
@@ -332,7 +327,7 @@ class TestYielding:
 
     @staticmethod
     def crowd(count: int = 4, **more: Any) -> tuple[SchedulerFixture, list[Sequence]]:
-        """Have the batch full of one tenant's, which decode, and more of them wait."""
+        """Fill the batch with one tenant's decoding sequences, while more of them wait."""
         fixture = SchedulerFixture(max_batch=count, **more)
         made = fixture.put(*[f"a{n}" for n in range(2 * count)], tenant="a")
         assert len(fixture.start()) == count
@@ -342,7 +337,7 @@ class TestYielding:
 
     @staticmethod
     def give(fixture: SchedulerFixture) -> tuple[str, list[str]]:
-        """Have one yield, as the engine does; returns it, and who starts for it."""
+        """Make one yield, as the engine does; returns it, and the sequence that starts for it."""
         sequence = fixture.yielding()
         assert sequence is not None
         sequence.preempt(replay=False)
@@ -456,7 +451,6 @@ class TestYielding:
         assert fixture.start() == ["a1", "a2", "a3"]
 
     def test_one_that_was_cancelled_holds_up_nobody_for_whom_it_was(self) -> None:
-        """What was given up for it is the next one's."""
         fixture, _ = self.crowd(room=40)
         fixture.scheduler._max_batch = 8
         fixture.queue.put(Sequence(make_request("b0", [1] * 30, tenant="b")))
@@ -496,7 +490,6 @@ class TestYielding:
         assert fixture.yielding() is None
 
     def test_one_that_was_cancelled_meanwhile_takes_no_slot(self) -> None:
-        """Somebody else starts then."""
         fixture, _ = self.crowd()
         fixture.put("b0", tenant="b")
         sequence = fixture.yielding()
@@ -524,7 +517,7 @@ class TestYieldingToItsTenant:
 
     @staticmethod
     def crowd() -> tuple[SchedulerFixture, list[Sequence]]:
-        """Have the batch full of a tenant's batch answers but for one of another tenant."""
+        """Fill the batch with a tenant's batch answers and one of another tenant."""
         fixture = SchedulerFixture(max_batch=4)
         made = fixture.put("a0", "a1", "a2", tenant="a", priority=Priority.BATCH)
         made += fixture.put("b0", tenant="b")
@@ -596,7 +589,6 @@ class TestYieldingToItsTenant:
         assert self.give(fixture) == ("a2", ["i1"])
 
     def test_its_tenant_may_have_been_served_most(self) -> None:
-        """It takes nobody's slot, so that credit is not asked for."""
         fixture, made = self.crowd()
         fixture.put("b1", tenant="b")
         fixture.queue.charge([(made[0], 1000 * _GAP)])
@@ -607,7 +599,6 @@ class TestYieldingToItsTenant:
 
     @pytest.mark.parametrize("priority", Priority)
     def test_no_other_answer_yields(self, priority: Priority) -> None:
-        """No interactive one yields, and nobody yields to a batch one, be it due."""
         fixture = SchedulerFixture(max_batch=2)
         made = fixture.put("a0", "a1", tenant="a", priority=priority)
         fixture.start()
@@ -633,7 +624,6 @@ class TestYieldingToItsTenant:
         assert self.give(fixture) == ("two", ["i2"])
 
     def test_a_prompt_is_computed_first(self) -> None:
-        """What is under way of it is let go on until it decodes."""
         fixture, made = self.crowd()
         for each in made[1:3]:
             each.status, each.num_computed_tokens = SequenceStatus.PREFILL, 3
@@ -643,7 +633,7 @@ class TestYieldingToItsTenant:
 
 
 class TestStuck:
-    """Who can never start."""
+    """Sequences that can never start."""
 
     def test_who_lacks_memory_beside_others_is_not_stuck(self) -> None:
         """The others' memory will be free; then it starts."""

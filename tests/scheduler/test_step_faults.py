@@ -37,7 +37,7 @@ PLACES: dict[str, Callable[[Bench], Any]] = {
 
 
 def fail_at(owner: object, name: str, call: int, error: BaseException) -> pytest.MonkeyPatch:
-    """Have one call of a method raise."""
+    """Make one call of a method raise."""
     patch, works, calls = pytest.MonkeyPatch(), getattr(owner, name), iter(range(1 << 30))
 
     def fails(*args: Any, **named: Any) -> Any:

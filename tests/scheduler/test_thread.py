@@ -50,7 +50,7 @@ class Blocker:
         assert self._entered.wait(PATIENCE)
 
     def let_go(self) -> None:
-        """Have the call return."""
+        """Let the call return."""
         self._go.set()
 
 
@@ -58,7 +58,6 @@ class TestCalls:
     """Submitting work and waiting for it."""
 
     def test_calls_run_in_order_on_the_one_thread(self, thread: MLXThread) -> None:
-        """What was submitted first runs first, and nothing runs elsewhere."""
         ran: list[tuple[int, int]] = []
 
         def note(number: int) -> int:
@@ -150,7 +149,6 @@ class TestCalls:
             gc.enable()
 
     def test_a_failed_call_leaves_no_cycle(self, thread: MLXThread) -> None:
-        """What a call failed over is freed with its future, and not by the collector."""
 
         class Held:
             pass

@@ -1,4 +1,4 @@
-"""What tenants use is counted over the queues of all models."""
+"""Tenants' use is counted over the queues of all models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,20 +40,19 @@ class Models:
         return made
 
     def claim(self, number: int, sequence: Sequence) -> bool:
-        """Have one of a model's start."""
+        """Start one request of a model."""
         return self.queues[number].claim(sequence)
 
     def offered(self, number: int) -> list[str]:
-        """Who may start with a model."""
+        """Requests that may start with a model."""
         return sorted(each.request.id for _, each in self.queues[number].offers())
 
     def activities(self, number: int) -> dict[str, Activity]:
-        """What `/status` says of a model's requests."""
+        """Requests of a model in `/status`."""
         return {row.request: row.activity for row in self.queues[number].requests(100)}
 
 
 def test_what_runs_with_one_model_has_its_place_with_all() -> None:
-    """Who waits for it elsewhere says so, starts when it ends, and its model's engine hears."""
     models = Models(a=Terms(running=1))
     (first,), (second, _) = models.put(0, "a1"), models.put(1, "a2", "b1")
     assert models.offered(1) == ["a2", "b1"]
@@ -176,7 +175,6 @@ def test_of_who_is_gone_no_rate_is_kept() -> None:
 
 
 def test_to_yield_makes_no_place() -> None:
-    """Who starts again after it yielded gives back the place that it took by that."""
     now = [0.0]
     queue = ConversationQueue(1, clock=lambda: now[0])
     sequence = Sequence(make_request("1"))
@@ -194,7 +192,6 @@ def test_to_yield_makes_no_place() -> None:
 
 
 def test_a_model_that_goes_leaves_nothing_behind() -> None:
-    """What its requests had is others', though they have not ended there; it takes no more."""
     models = Models(limit=3, a=Terms(running=1, waiting=2))
     first, _, _ = models.put(0, "a1", "a2", "b1")
     assert models.claim(0, first)
@@ -248,7 +245,6 @@ def test_what_waits_for_no_place_counts_no_changes() -> None:
     ],
 )
 def test_there_is_something_when_it_was_said(most: int, spent: float, now: float) -> None:
-    """Also where what is missing is a whole number of seconds, but for a rounding."""
     quotas = Quotas(lambda _: Terms(1.0, None, None, most))
     quotas.charge("a", spent, now)
     seconds = quotas.refills_in("a", now)

@@ -1,4 +1,4 @@
-"""What queued requests wait for, and for how long."""
+"""Causes and times of queued requests' waits."""
 
 from functools import partial
 
@@ -45,7 +45,7 @@ class Waits:
 
 
 def times_of(sequence: Sequence) -> Times:
-    """What it did."""
+    """Its activities."""
     assert sequence.times is not None
     return sequence.times
 
@@ -70,7 +70,6 @@ def test_a_tenants_bound_is_noted_at_the_next_look() -> None:
 
 
 def test_who_ended_waits_for_nothing_any_more() -> None:
-    """What its tenant waits for from then on is not its own, if it was cancelled or runs."""
     waits = Waits(Terms(running=1))
     first, second, _ = waits.put("a1", "a2", "a3")
     waits.clock.advance(2)

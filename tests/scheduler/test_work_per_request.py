@@ -1,4 +1,4 @@
-"""What a request takes does not grow with what is stored: nodes that it looks at are counted."""
+"""Work of a request does not grow with the cache: nodes that it visits are counted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
