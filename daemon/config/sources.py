@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import platformdirs
+from yarl import URL
 
 from ...ownership import ADVICE, file_fault, readable_by_all
 from ..errors import ConfigError, FlagError
-from ..http.origins import check_origins
 from ..models.aliases import check_aliases, read_aliases
 from ..quoting import quote
 from .setting import ENV_PREFIX, Setting
@@ -218,7 +218,7 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
         check_aliases(settings.aliases, settings.model, settings.models)
         check_names(settings.models, [settings.model, *settings.aliases])
     with _given_by_flags(given, "cors_origins"):
-        check_origins(settings.cors_origins)
+        _check_origins(settings.cors_origins)
     if settings.host is not None and settings.port is None:
         with _given_by_flags(given, "host"):
             raise ConfigError(f"{given['host'].place}: it needs a port too")
@@ -233,3 +233,32 @@ def _given_by_flags(given: Mapping[str, _Given], *names: str) -> Iterator[None]:
         if any(name in given and given[name].place.startswith("--") for name in names):
             raise FlagError(str(error)) from error
         raise
+
+
+def _check_origins(origins: Iterable[str]) -> None:
+    """Refuse origins of web pages that no browser sends.
+
+    `*` is refused too: any page that the user opens could then ask the model, and read answers.
+    """
+    example = "https://app.example or http://localhost:3000"
+    for origin in origins:
+        if origin == "*":
+            raise ConfigError(
+                "cors_origins: '*' would let every web page use this daemon; name the pages' "
+                f"origins, such as {example}"
+            )
+        if _as_browsers_write(origin) != origin:
+            raise ConfigError(
+                f"cors_origins: {quote(origin)} is no origin; write scheme, host, and port if it "
+                "is not the scheme's own, in lower case and with nothing behind, such as "
+                f"{example}"
+            )
+
+
+def _as_browsers_write(origin: str) -> str | None:
+    try:
+        url = URL(origin)
+        whole = url.scheme and url.host and not any(map(str.isspace, origin))
+        return str(url.origin()) if whole else None
+    except ValueError:
+        return None

@@ -16,11 +16,8 @@ from ..quoting import shorten
 from .connections import connection_of
 from .exchange import EXCHANGE, Exchange
 from .failures import APIError, as_api_error
-from .handlers.cache import CacheHandlers
-from .handlers.entry import Entry
-from .handlers.generation import GenerationHandlers
-from .handlers.info import InfoHandlers
-from .handlers.responses import ResponsesHandlers
+from .handlers import cache, generation, info, responses
+from .handlers.entry import ENTRY, Entry
 
 log = structlog.get_logger()
 
@@ -35,7 +32,6 @@ _CORS_METHODS = "GET, POST, DELETE"
 _CORS_EXPOSED = "x-request-id, request-id, retry-after"
 _CORS_MAX_AGE = "600"
 
-_HANDLERS = (GenerationHandlers, ResponsesHandlers, InfoHandlers, CacheHandlers)
 _ROUTES = (
     "umbel speaks OpenAI's protocol at /v1/chat/completions, /v1/completions and /v1/responses, "
     "and Anthropic's at /v1/messages"
@@ -45,8 +41,9 @@ _ROUTES = (
 def application(entry: Entry) -> web.Application:
     """Build the aiohttp application."""
     app = web.Application(middlewares=[_middleware(entry)])
-    for handlers in _HANDLERS:
-        app.add_routes(handlers(entry).routes())
+    app[ENTRY] = entry
+    for handlers in (generation, responses, info, cache):
+        app.add_routes(handlers.routes)
     return app
 
 

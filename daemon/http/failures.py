@@ -27,40 +27,25 @@ _LONGEST = 2000
 
 
 class Overflow(NamedTuple):
-    """How a prompt does not fit, in tokens.
+    """How a prompt does not fit, in tokens."""
 
-    Attributes:
-        tokens: of the prompt, or a bound below that.
-        most: what a prompt may have.
-    """
-
-    tokens: int
-    most: int
+    tokens: int  # of the prompt, or a bound below that
+    most: int  # that a prompt may have
 
 
 class APIError(Exception):
-    """A request ends with this answer.
-
-    Attributes:
-        status: the HTTP status.
-        message: what is wrong, and what to change.
-        kind: OpenAI's error type.
-        code: the machine-readable reason, if there is one.
-        param: the field of the request at fault, if it is one.
-        retry_after: seconds after which trying again makes sense.
-        overflow: of the context, if that is what is wrong.
-    """
+    """A request ends with this answer."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        kind: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        retry_after: int | None = None,
-        overflow: Overflow | None = None,
+        kind: str = "invalid_request_error",  # OpenAI's error type
+        code: str | None = None,  # the machine-readable reason, if there is one
+        param: str | None = None,  # the field of the request at fault
+        retry_after: int | None = None,  # seconds after which a retry makes sense
+        overflow: Overflow | None = None,  # of the context, if that is the fault
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -72,87 +57,60 @@ class APIError(Exception):
         self.overflow = overflow
 
     def body(self) -> bytes:
-        """The error in OpenAI's shape."""
-        error = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        return msgspec.json.encode({"error": error})
+        """Return the error in OpenAI's shape."""
+        named = {"type": self.kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": {"message": self.message, **named}})
 
     def response(self) -> web.Response:
-        """The whole answer."""
-        response = web.Response(
-            status=self.status,
-            body=self.body(),
-            content_type="application/json",
-            headers={hdrs.SERVER: SERVER},
-        )
+        """Return the whole answer."""
+        headers: dict[str, str] = {hdrs.SERVER: SERVER}
         if self.retry_after is not None:
-            response.headers["Retry-After"] = str(self.retry_after)
-        return response
+            headers[hdrs.RETRY_AFTER] = str(self.retry_after)
+        return web.Response(
+            status=self.status, body=self.body(), content_type="application/json", headers=headers
+        )
 
     def raw_answer(self) -> bytes:
-        """The whole answer as bytes, for a connection without a request; it is the last one."""
+        """Return the whole answer as bytes, the last ones of a connection without a request."""
         response, body = self.response(), self.body()
-        headers = {
-            **response.headers,
-            hdrs.CONTENT_LENGTH: str(len(body)),
-            hdrs.CONNECTION: "close",
-        }
-        lines = [f"{name}: {value}" for name, value in headers.items()]
+        length: dict[str, str] = {hdrs.CONTENT_LENGTH: str(len(body)), hdrs.CONNECTION: "close"}
+        lines = [f"{name}: {value}" for name, value in {**response.headers, **length}.items()]
         head = [f"HTTP/1.1 {response.status} {response.reason}", *lines, "", ""]
         return "\r\n".join(head).encode() + body
 
 
-class _Row(NamedTuple):
-    """How one kind of error is answered."""
-
-    error: type[Exception]
-    status: int
-    kind: str
-    code: str | None
-
-
-# The first row whose class fits is taken.
-_TABLE = (
-    _Row(ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
-    _Row(InvalidRequestError, 400, "invalid_request_error", None),
-    _Row(TemplateError, 400, "invalid_request_error", "invalid_messages"),
-    _Row(TemplateTimeoutError, 500, "server_error", "template_timeout"),
-    _Row(QueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
-    _Row(QuotaSpentError, 429, "rate_limit_error", "rate_limit_exceeded"),
-    _Row(UnavailableError, 503, "server_error", "service_unavailable"),
-    _Row(DeadlineExceededError, 504, "server_error", "timeout"),
-    _Row(PinError, 409, "invalid_request_error", "cannot_pin"),
-    _Row(RequestError, 500, "server_error", "internal_error"),
+# The first row whose class fits is taken: its status, OpenAI's type, and the code.
+_TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
+    (ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidRequestError, 400, "invalid_request_error", None),
+    (TemplateError, 400, "invalid_request_error", "invalid_messages"),
+    (TemplateTimeoutError, 500, "server_error", "template_timeout"),
+    (QueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (QuotaSpentError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (UnavailableError, 503, "server_error", "service_unavailable"),
+    (DeadlineExceededError, 504, "server_error", "timeout"),
+    (PinError, 409, "invalid_request_error", "cannot_pin"),
+    (RequestError, 500, "server_error", "internal_error"),
 )
 
 
 def as_api_error(error: Exception) -> APIError:
-    """Say how an error is answered; what has no row is a fault of ours, and a 500."""
+    """Say how an error is answered; one without a row is a fault of umbel's, and a 500."""
     if isinstance(error, APIError):
         return error
     retry_after = error.retry_after if isinstance(error, RetryLaterError) else None
-    overflow = (
-        Overflow(error.tokens, error.most)
-        if isinstance(error, ContextLengthExceededError)
-        else None
-    )
-    for row in _TABLE:
-        if isinstance(error, row.error):
+    overflow = None
+    if isinstance(error, ContextLengthExceededError):
+        overflow = Overflow(error.tokens, error.most)
+    for known, status, kind, code in _TABLE:
+        if isinstance(error, known):
             return APIError(
-                row.status,
+                status,
                 str(error),
-                kind=row.kind,
-                code=row.code,
+                kind=kind,
+                code=code,
                 retry_after=retry_after,
                 overflow=overflow,
             )
-    return APIError(
-        500,
-        "the daemon failed on this request; its log has the details",
-        kind="server_error",
-        code="internal_error",
-    )
+    message = "the daemon failed on this request; its log has the details"
+    return APIError(500, message, kind="server_error", code="internal_error")

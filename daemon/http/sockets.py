@@ -33,7 +33,7 @@ class UnixListener:
 
     Args:
         path: where to listen. Missing folders are made, with mode 0700.
-        temporary: nobody else will ever listen here: the lock and the folder go too.
+        temporary: no other daemon will ever listen here: the lock and the folder go too.
 
     Raises:
         SocketError: another daemon serves on this path, something else is there or in the
@@ -92,7 +92,7 @@ class UnixListener:
         # The lock file stays: removing it would let two daemons lock two files.
         if self._is_temporary:
             _lock_path(self.path).unlink(missing_ok=True)
-            with suppress(OSError):  # not empty: somebody has put something there
+            with suppress(OSError):  # not empty: another program has put something there
                 self.path.parent.rmdir()
         os.close(self._lock)
         self._lock = -1

@@ -24,27 +24,16 @@ _PRIORITIES: dict[str, Priority] = {
 
 
 class Caller(NamedTuple):
-    """A request's sender, and what its headers ask for.
-
-    Attributes:
-        tenant: that sent it.
-        conversation: its name; None for a conversation of its own.
-        session: of an agent, which may have several conversations.
-        timeout: seconds that the request may take; None for the daemon's own limit.
-        priority: among tenants that were served about as much.
-        operator: True for the user that runs the daemon.
-        monitor: True if its tenant may see what all have.
-        alone: True if the daemon has one user only, who sent this over TCP.
-    """
+    """A request's sender, and what its headers ask for."""
 
     tenant: str
-    conversation: str | None = None
-    session: str | None = None
-    timeout: float | None = None
+    conversation: str | None = None  # its name; None for one of the request's own
+    session: str | None = None  # of an agent, which may have several conversations
+    timeout: float | None = None  # seconds that the request may take; None for the daemon's limit
     priority: Priority = Priority.INTERACTIVE
-    operator: bool = False
-    monitor: bool = False
-    alone: bool = False
+    operator: bool = False  # the user that runs the daemon
+    monitor: bool = False  # the tenant may see what all have
+    alone: bool = False  # the daemon has one user only, who sent this over TCP
 
     @property
     def sees_only(self) -> str | None:

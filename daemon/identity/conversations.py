@@ -69,16 +69,10 @@ def session(headers: Mapping[str, str]) -> str | None:
 
 
 class OrderKey(NamedTuple):
-    """Requests with a common key are queued in the order in which they came.
+    """Requests with a common key are queued in the order in which they came."""
 
-    Attributes:
-        model: requests for different models do not wait for each other.
-        kind: of the name: a conversation, a response, or an agent's session.
-        name: as the client has it.
-    """
-
-    model: str
-    kind: str
+    model: str  # requests for different models do not wait for each other
+    kind: str  # of the name: a conversation, a response, or an agent's session
     name: str
 
 
@@ -96,15 +90,11 @@ def order_keys(
 
 
 class Place(NamedTuple):
-    """A request's place in the order of its tenant's.
+    """A request's place in the order of its tenant's."""
 
-    Attributes:
-        conversation: its name, for logs and pins; None for one of its own.
-        unit: requests that start in order and are served together; None if that is the
-            conversation, whose requests run one at a time.
-    """
-
-    conversation: str | None
+    conversation: str | None  # its name, for logs and pins; None for one of its own
+    # requests that start in order and are served together; None if that is the conversation, whose
+    # requests run one at a time
     unit: str | None = None
 
 

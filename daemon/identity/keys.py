@@ -39,21 +39,13 @@ log = structlog.get_logger()
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as the file has it.
+    """A key as the file has it."""
 
-    Attributes:
-        id: its name for people.
-        tenant: that requests with this key belong to.
-        sha256: of the key, in hexadecimal digits.
-        created: in UTC.
-        proxy: True if its holder may name other tenants.
-    """
-
-    id: str
-    tenant: str
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    created: datetime
-    proxy: bool = False
+    id: str  # its name for people
+    tenant: str  # that requests with this key belong to
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the key
+    created: datetime  # in UTC
+    proxy: bool = False  # its holder may name other tenants
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):

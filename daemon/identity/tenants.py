@@ -49,7 +49,7 @@ _ROOT = 0
 def peer_uid(peer: socket.socket, platform: str = sys.platform) -> int | None:
     """Ask the kernel which user connected a Unix socket; None if the system does not say.
 
-    It is the user that connected, whoever has the connection now.
+    It is the user that connected, even if another has the connection now.
     """
     if platform == "linux":
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)

@@ -17,17 +17,11 @@ from ..protocols.tools import schema_refusal
 
 
 class HeldTo(NamedTuple):
-    """The constraints of an answer.
+    """The constraints of an answer."""
 
-    Attributes:
-        grammar: None if it is free.
-        guaranteed: each call can be read, so that it may be passed on as it comes.
-        constrained: the content matches the request's constraint.
-    """
-
-    grammar: Grammar | None = None
-    guaranteed: bool = False
-    constrained: bool = False
+    grammar: Grammar | None = None  # None if it is free
+    guaranteed: bool = False  # each call can be read, so that it may be passed on as it comes
+    constrained: bool = False  # the content matches the request's constraint
 
 
 def text_grammar(

@@ -6,7 +6,7 @@ Log-probabilities go with the piece of text that their token begins in.
 import codecs
 import secrets
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,12 +15,14 @@ from ...models.text.codec import TextCodec
 from ...models.text.conversation import ToolCall
 from ...models.text.events import (
     OutputEvent,
+    PlainParser,
     ReasoningDelta,
     StopScanner,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
 )
+from ...models.text.output import OutputParser
 
 ENTRY_BYTES = 100
 """Bytes that one log-probability takes until its answer is sent."""
@@ -34,18 +36,11 @@ _TokenText = tuple[str, tuple[int, ...] | None]
 
 
 class TopLogProb(msgspec.Struct, gc=False):
-    """A token that was or could have been chosen, as OpenAI's chat completions write it.
+    """A token that was or could have been chosen, as OpenAI's chat completions write it."""
 
-    Attributes:
-        token: its text, with U+FFFD for bytes that are no UTF-8 on their own; a special
-            token's name.
-        logprob: a finite number.
-        bytes: exactly those that it writes; None for a special token, which writes none.
-    """
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None
+    token: str  # its text, with U+FFFD for bytes that are no UTF-8; a special token's name
+    logprob: float  # a finite number
+    bytes: tuple[int, ...] | None  # exactly those that it writes; None for a special token
 
 
 class TokenLogProb(TopLogProb, gc=False):
@@ -61,39 +56,15 @@ class Told(msgspec.Struct, frozen=True, gc=False):
     token: TokenLogProb
 
 
-class Parser(Protocol):
-    """Finds reasoning and tool calls in text; `models.text.output` has the real ones.
-
-    Attributes:
-        done: True if no later text is part of the answer.
-    """
-
-    done: bool
-
-    @property
-    def in_reasoning(self) -> bool:
-        """True if the next text belongs to the reasoning, as far as is known."""
-        ...
-
-    def push(self, text: str) -> list[OutputEvent]:
-        """Take more text; return the events that are certain."""
-        ...
-
-    def flush(self) -> list[OutputEvent]:
-        """End of text: return the events that were held back."""
-        ...
+Parser = OutputParser | PlainParser
+"""Finds reasoning and tool calls in text."""
 
 
 class Delta(NamedTuple):
-    """More of an answer.
+    """More of an answer."""
 
-    Attributes:
-        event: its text may be empty if only tokens are left.
-        tokens: those that begin in a text, with their log-probabilities; None if not asked for.
-    """
-
-    event: OutputEvent
-    tokens: list[Told] | None = None
+    event: OutputEvent  # its text may be empty if only tokens are left
+    tokens: list[Told] | None = None  # those that begin in a text; None if not asked for
 
 
 Part = TextDelta | ReasoningDelta | ToolCall
@@ -101,21 +72,13 @@ Part = TextDelta | ReasoningDelta | ToolCall
 
 
 class CollectedAnswer(msgspec.Struct):
-    """An answer so far.
+    """An answer so far."""
 
-    Attributes:
-        parts: in the order in which they came.
-        text: its content.
-        reasoning: all thoughts.
-        calls: of tools, with their arguments so far.
-        tokens: of the content, with their log-probabilities; None if not asked for.
-    """
-
-    parts: list[Part] = []
-    text: str = ""
+    parts: list[Part] = []  # in the order in which they came
+    text: str = ""  # its content
     reasoning: str = ""
-    calls: list[ToolCall] = []
-    tokens: list[Told] | None = None
+    calls: list[ToolCall] = []  # with their arguments so far
+    tokens: list[Told] | None = None  # of the content; None if not asked for
 
 
 class AnswerReader:
@@ -128,9 +91,6 @@ class AnswerReader:
         logprobs: tokens are handed out with the text.
         markup: special tokens whose text the parser must see.
         continues: the answer goes on from the prompt's text.
-
-    Attributes:
-        reasoning_tokens: the number of tokens of the reasoning so far.
     """
 
     def __init__(

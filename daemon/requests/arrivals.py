@@ -64,21 +64,15 @@ class Wait:
 
 
 class ArrivalStatus(msgspec.Struct, frozen=True):
-    """A request that has come and is not queued yet, as `/status` shows it.
-
-    Attributes:
-        conversation: the request's id, if it names none.
-        model: None until it is read.
-        seconds: of each activity so far.
-    """
+    """A request that has come and is not queued yet, as `/status` shows it."""
 
     request: str
     tenant: str
-    conversation: str
-    model: str | None
+    conversation: str  # the request's id, if it names none
+    model: str | None  # None until it is read
     priority: str
     activity: Activity
-    seconds: dict[Activity, float]
+    seconds: dict[Activity, float]  # of each activity so far
 
 
 class Arrivals:
@@ -121,34 +115,21 @@ class Arrivals:
 
 
 class Arrival:
-    """A request from the moment its body has come until it is queued.
-
-    Attributes:
-        request_id: its name, in the log and the answer's headers.
-        caller: its sender.
-        share: bytes of the budget that its body, and then its prompt, hold.
-        wait: its deadline, and its place among the waiting.
-        model: that it asks for; None until that is read.
-        conversation: that its headers or its body name; None if neither does.
-        priority: by its headers and its body.
-        keys: earlier requests with one of them are queued before it.
-        has_keys: set when they are known, or when it has left.
-        has_left: set when it is queued, or has ended.
-    """
+    """A request from the moment its body has come until it is queued."""
 
     def __init__(
         self, arrivals: Arrivals, request_id: str, caller: Caller, share: Share, wait: Wait
     ) -> None:
-        self.request_id = request_id
+        self.request_id = request_id  # in the log and the answer's headers
         self.caller = caller
-        self.share = share
+        self.share = share  # bytes of the budget that its body, and then its prompt, hold
         self.wait = wait
-        self.model: str | None = None
-        self.conversation = caller.conversation
-        self.priority = caller.priority
-        self.keys = frozenset[OrderKey]()
-        self.has_keys = asyncio.Event()
-        self.has_left = asyncio.Event()
+        self.model: str | None = None  # None until it is read
+        self.conversation = caller.conversation  # or the body's, once that is read
+        self.priority = caller.priority  # or the body's
+        self.keys = frozenset[OrderKey]()  # earlier requests with one of them are queued first
+        self.has_keys = asyncio.Event()  # or has left
+        self.has_left = asyncio.Event()  # it is queued, or has ended
         self._arrivals = arrivals
         self._times = Times(Activity.TOKENIZE, arrivals.clock())
 

@@ -60,25 +60,15 @@ class Author(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A prompt's tokens, and how its answers are read.
-
-    Attributes:
-        prompt: its tokens.
-        boundaries: the offsets in it that a next turn keeps.
-        parser: makes the parser of one answer.
-        markup: special tokens whose text the parser must see.
-        grammar: that the answer must match, if any.
-        remember: keeps an answer for the prompt of the next turn; None if there is none.
-        continues: the answer goes on from the prompt's text, and does not begin one.
-    """
+    """A prompt's tokens, and how its answers are read."""
 
     prompt: list[int]
-    boundaries: Sequence[tuple[int, Reason]] = ()
-    parser: Callable[[], Parser] = PlainParser
-    markup: frozenset[int] = frozenset()
-    grammar: Grammar | None = None
-    remember: Remember | None = None
-    continues: bool = False
+    boundaries: Sequence[tuple[int, Reason]] = ()  # the offsets in it that a next turn keeps
+    parser: Callable[[], Parser] = PlainParser  # makes the parser of one answer
+    markup: frozenset[int] = frozenset()  # special tokens whose text the parser must see
+    grammar: Grammar | None = None  # that the answer must match
+    remember: Remember | None = None  # keeps an answer for the prompt of the next turn
+    continues: bool = False  # the answer goes on from the prompt's text
 
 
 class Prepared(NamedTuple):

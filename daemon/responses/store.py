@@ -29,33 +29,20 @@ class StoredItem(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """A response as it is kept.
-
-    Attributes:
-        id: of the response.
-        status: as in its body; not `in_progress`.
-        body: the JSON of the response object, with an empty output.
-        output: its items.
-    """
+    """A response as it is kept."""
 
     id: str
-    status: str
-    body: bytes
+    status: str  # as in its body; not `in_progress`
+    body: bytes  # the JSON of the response object, with an empty output
     output: list[StoredItem]
 
 
 class Past(NamedTuple):
-    """A response and those before it.
+    """A response and those before it."""
 
-    Attributes:
-        items: the JSON of inputs and outputs, oldest first.
-        conversation: in which the last of them ran.
-        nbytes: of the items.
-    """
-
-    items: list[bytes]
-    conversation: str
-    nbytes: int
+    items: list[bytes]  # the JSON of inputs and outputs, oldest first
+    conversation: str  # in which the last of them ran
+    nbytes: int  # of the items
 
 
 class NoSuchResponseError(Exception):

@@ -27,23 +27,14 @@ from .store import (
 
 
 class TurnBody(GenerationBody, kw_only=True):
-    """A body together with the past that it continues; see `GenerationBody`.
-
-    Attributes:
-        body: of the request.
-        tenant: that sent it.
-        past: the responses up to `previous_response_id`; None without one.
-        store: finds the items that the input refers to.
-        begin: called on a worker's thread with the body's content.
-        kept: bytes of the content that the answer and the store will need.
-    """
+    """A body together with the past that it continues; see `GenerationBody`."""
 
     body: ResponsesRequest
     tenant: str
     past: Past | None
-    store: ResponseStore
-    begin: Callable[[ReadResponse], None] | None = None
-    kept: int = 0
+    store: ResponseStore  # finds the items that the input refers to
+    begin: Callable[[ReadResponse], None] | None = None  # gets the content, on a worker's thread
+    kept: int = 0  # bytes of the content that the answer and the store will need
 
     def sets(self, field: str) -> bool:
         """Return True if the body has a value in a field."""
@@ -89,12 +80,6 @@ class ResponseTurn:
         past: that the body continues, if any.
         model: its name in the answer.
         desk: of stored responses.
-
-    Attributes:
-        id: of the response.
-        request: the body for the service.
-        items: of the input, if it is to be stored.
-        is_settled: True once the rest is the store's business, or nothing is to be stored.
     """
 
     def __init__(
@@ -106,6 +91,7 @@ class ResponseTurn:
         desk: ResponseDesk,
     ) -> None:
         self.id = arrival.request_id.replace("req-", "resp_", 1)
+        # the body for the service
         self.request = TurnBody(
             body=body, tenant=arrival.tenant, past=past, store=desk.store, begin=self._begin
         )
@@ -113,12 +99,12 @@ class ResponseTurn:
         self._arrival = arrival
         self._model = model
         self._desk = desk
-        self.items: list[StoredItem] = []
+        self.items: list[StoredItem] = []  # of the input, if it is to be stored
         self._object: tuple[ResponseObject, Output] | None = None
         self._conversation = self.id
         self._answers: ResponseAnswers | None = None
         self._generations: Generations | None = None
-        self.is_settled = False
+        self.is_settled = False  # the store has the rest, or nothing is to be stored
 
     def answers(self, generations: Generations) -> ResponseAnswers:
         """Take the answer that is coming; it is stored before its end is reported."""
@@ -225,7 +211,7 @@ async def find_past(previous: str | None, arrival: Arrival, desk: ResponseDesk) 
     except UnfinishedResponseError as error:
         raise unfinished(previous, str(error)) from error
     except PastTooLongError as error:
-        message = f"what came before {quote(previous)} is too long; begin anew, with less input"
+        message = f"what came before {quote(previous)} is too long; start again, with less input"
         code = "context_length_exceeded"
         raise APIError(400, message, code=code, param="previous_response_id") from error
     arrival.share.resize(arrival.share.nbytes + past.nbytes)

@@ -80,7 +80,8 @@ def generation_of(
 ) -> Generation:
     """Make the generation of a script, without an engine."""
     codec: Any = ScriptedText(script)
-    reader = AnswerReader(codec, ScriptedParser(script), stops or [], logprobs=False)
+    parser: Any = ScriptedParser(script)
+    reader = AnswerReader(codec, parser, stops or [], logprobs=False)
     unused: Any = None  # it is never submitted
     request = make_request("req-1", list(range(10)), max_tokens=max_tokens)
     generation = Generation(request, unused, reader, unused, 0.0)

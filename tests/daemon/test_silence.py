@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.http.streaming import Silence
+from umbel.daemon.http.exchange import Silence
 
 SECONDS = 0.05
 

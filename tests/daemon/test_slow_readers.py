@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
-from umbel.daemon.http.streaming import EventStream
+from umbel.daemon.http.exchange import EventStream
 from umbel.scheduler.errors import SlowConsumerError
 
 if TYPE_CHECKING:

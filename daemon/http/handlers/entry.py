@@ -37,6 +37,7 @@ from ..exchange import EXCHANGE
 if TYPE_CHECKING:
     from ....cachestore.disk.model_folders import ModelFolders
     from ...models.pressure import PressureWatch
+    from ...responses.turn import ResponseTurn
 
 Named = TypeVar("Named", bound=ModelBody)
 
@@ -52,36 +53,25 @@ class Received(NamedTuple, Generic[Named]):
 class Entry:
     """Reads requests, whatever protocol they are in.
 
-    Attributes:
-        models: None until the daemon serves.
-        responses: those that are stored; None until then.
-        pressure: of the system's memory; None until then.
-        folders: for state on disk; None until then, and if none is kept.
-        connections: counts the open ones.
-        busy_seconds: counts the seconds of work of the MLX thread.
-        metrics: those that all models share.
-        stopping: True once the daemon takes no further requests.
-        bodies: the budget of bodies.
-        settings: those in force.
-        keys: that callers may send.
-
     Args:
         settings: of the daemon.
         busy_for: returns the seconds that the MLX thread has been in one call or step.
     """
 
     def __init__(self, settings: Settings, busy_for: Callable[[], float] = lambda: 0.0) -> None:
+        self.settings = settings  # those in force
+        self.keys = KeyRing(settings.keys_path)
+        self.bodies = BodyBudget(settings.body_budget)
+        self.metrics = DaemonMetrics(self._view)  # of all models together
+        self.turns: dict[tuple[str, str], ResponseTurn] = {}  # being made, by tenant and id
+        self.stopping = False  # the daemon takes no further requests
+        self.connections: Callable[[], int] = lambda: 0  # open ones
+        self.busy_seconds: Callable[[], float] = lambda: 0.0  # of the MLX thread
+        # None until the daemon serves; no folders if no state is kept on disk
         self.models: ModelPool | None = None
         self.responses: ResponseDesk | None = None
         self.pressure: PressureWatch | None = None
         self.folders: ModelFolders | None = None
-        self.connections: Callable[[], int] = lambda: 0
-        self.busy_seconds: Callable[[], float] = lambda: 0.0
-        self.metrics = DaemonMetrics(self._view)
-        self.stopping = False
-        self.bodies = BodyBudget(settings.body_budget)
-        self.settings = settings
-        self.keys = KeyRing(settings.keys_path)
         self._arrivals = Arrivals()
         self._busy_for = busy_for
         self._has_other_users = False  # on the Unix socket, besides the daemon's
@@ -268,6 +258,9 @@ class Entry:
             self.connections(),
             self.busy_seconds(),
         )
+
+
+ENTRY = web.AppKey("entry", Entry)
 
 
 def _decode_large(raw: bytearray, kind: type[Body], most_values: int) -> Body:

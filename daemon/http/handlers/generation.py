@@ -9,77 +9,68 @@ from ...protocols.messages import CountRequest, MessagesRequest
 from ...protocols.messages_answers import MessageAnswers
 from ...protocols.openai_answers import ChatAnswers, CompletionAnswers, OpenAIAnswers
 from ..exchange import EXCHANGE, json_response
-from .entry import Entry
+from .entry import ENTRY
+
+routes = web.RouteTableDef()
 
 
-class GenerationHandlers:
-    """Handlers of prompts; `/v1/responses` has its own."""
+@routes.post("/v1/chat/completions")
+async def _chat_completions(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, ChatRequest, ChatAnswers)
 
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
 
-    def routes(self) -> list[web.RouteDef]:
-        """List the routes."""
-        return [
-            web.post("/v1/chat/completions", self.chat_completions),
-            web.post("/v1/completions", self.completions),
-            web.post(MESSAGES, self.messages),
-            web.post(f"{MESSAGES}/count_tokens", self.count_tokens),
-            web.post("/tokenize", self.tokenize),
-            web.post("/detokenize", self.detokenize),
-        ]
+@routes.post("/v1/completions")
+async def _completions(request: web.Request) -> web.StreamResponse:
+    return await _complete(request, CompletionRequest, CompletionAnswers)
 
-    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/chat/completions`."""
-        return await self._complete(request, ChatRequest, ChatAnswers)
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/completions`."""
-        return await self._complete(request, CompletionRequest, CompletionAnswers)
+async def _complete(
+    request: web.Request,
+    kind: type[ChatRequest | CompletionRequest],
+    encoder: type[OpenAIAnswers],
+) -> web.StreamResponse:
+    arrival, service, body = await request.app[ENTRY].read(request, kind)
+    generations = await service.generate(body, arrival)
+    answers = encoder(
+        arrival.request_id,
+        generations,
+        service.model_name,
+        service.fingerprint,
+        usage=body.wants_usage,
+    )
+    return await request[EXCHANGE].answer(generations, answers)
 
-    async def _complete(
-        self,
-        request: web.Request,
-        kind: type[ChatRequest | CompletionRequest],
-        encoder: type[OpenAIAnswers],
-    ) -> web.StreamResponse:
-        arrival, service, body = await self._entry.read(request, kind)
-        generations = await service.generate(body, arrival)
-        answers = encoder(
-            arrival.request_id,
-            generations,
-            service.model_name,
-            service.fingerprint,
-            usage=body.wants_usage,
-        )
-        return await request[EXCHANGE].answer(generations, answers)
 
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/messages`."""
-        arrival, service, body = await self._entry.read(request, MessagesRequest)
-        generations = await service.generate(body, arrival)
-        answers = MessageAnswers(
-            arrival.request_id,
-            generations,
-            service.model_name,
-            max_tokens=body.max_tokens,
-            shows_thinking=body.shows_thinking,
-        )
-        return await request[EXCHANGE].answer(generations, answers)
+@routes.post(MESSAGES)
+async def _messages(request: web.Request) -> web.StreamResponse:
+    arrival, service, body = await request.app[ENTRY].read(request, MessagesRequest)
+    generations = await service.generate(body, arrival)
+    answers = MessageAnswers(
+        arrival.request_id,
+        generations,
+        service.model_name,
+        max_tokens=body.max_tokens,
+        shows_thinking=body.shows_thinking,
+    )
+    return await request[EXCHANGE].answer(generations, answers)
 
-    async def count_tokens(self, request: web.Request) -> web.Response:
-        """`POST /v1/messages/count_tokens`: the number of tokens of the prompt."""
-        arrival, service, body = await self._entry.read(request, CountRequest, queued=False)
-        return json_response({"input_tokens": await service.count_tokens(body, arrival)})
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """`POST /tokenize`: the tokens of a text, or of a conversation with its beginning."""
-        arrival, service, body = await self._entry.read(request, TokenizeRequest)
-        tokens = await service.tokenize(body, arrival)
-        length = {"max_model_len": service.context_length}
-        return json_response({"count": len(tokens), **length, "tokens": tokens})
+@routes.post(f"{MESSAGES}/count_tokens")
+async def _count_tokens(request: web.Request) -> web.Response:
+    arrival, service, body = await request.app[ENTRY].read(request, CountRequest, queued=False)
+    return json_response({"input_tokens": await service.count_tokens(body, arrival)})
 
-    async def detokenize(self, request: web.Request) -> web.Response:
-        """`POST /detokenize`: the text of tokens, special ones by their names."""
-        arrival, service, body = await self._entry.read(request, DetokenizeRequest)
-        return json_response({"prompt": await service.detokenize(body, arrival)})
+
+@routes.post("/tokenize")
+async def _tokenize(request: web.Request) -> web.Response:
+    """Return the tokens of a text, or of a conversation with its generation prompt."""
+    arrival, service, body = await request.app[ENTRY].read(request, TokenizeRequest)
+    tokens = await service.tokenize(body, arrival)
+    length = {"max_model_len": service.context_length}
+    return json_response({"count": len(tokens), **length, "tokens": tokens})
+
+
+@routes.post("/detokenize")
+async def _detokenize(request: web.Request) -> web.Response:
+    arrival, service, body = await request.app[ENTRY].read(request, DetokenizeRequest)
+    return json_response({"prompt": await service.detokenize(body, arrival)})

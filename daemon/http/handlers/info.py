@@ -1,5 +1,6 @@
 """Read-only routes: health, metrics, status, the models, and the description of all routes."""
 
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -10,101 +11,105 @@ from ...models.slot import ModelSlot
 from ...quoting import quote
 from ..exchange import json_response
 from ..failures import APIError
-from .entry import Entry
+from .entry import ENTRY
 
 _LONGEST_PAGE = 1000
 
 
-class InfoHandlers:
-    """Handlers that change nothing."""
+routes = web.RouteTableDef()
 
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self._openapi = files(daemon).joinpath("openapi.yaml").read_bytes()
 
-    def routes(self) -> list[web.RouteDef]:
-        """List the routes."""
-        return [
-            web.get("/health", self.health),
-            web.get("/ready", self.ready),
-            web.get("/health/ready", self.ready),
-            web.get("/metrics", self.metrics),
-            web.get("/status", self.status),
-            web.get("/version", self.version),
-            web.get("/openapi.yaml", self.openapi),
-            web.get("/", self.root),
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{name:[^/].*[^/]|[^/]}", self.model),
-        ]
+@routes.get("/health")
+async def _health(request: web.Request) -> web.Response:
+    """Answer 200 if the engine makes progress."""
+    if request.app[ENTRY].stalled():
+        return json_response({"status": "stalled"}, status=503)
+    return json_response({"status": "ok"})
 
-    async def health(self, _request: web.Request) -> web.Response:
-        """`GET /health`: 200 if the process answers and its engine makes progress."""
-        if self._entry.stalled():
-            return json_response({"status": "stalled"}, status=503)
-        return json_response({"status": "ok"})
 
-    async def ready(self, _request: web.Request) -> web.Response:
-        """`GET /ready`, also `/health/ready`: 200 if a request sent now would be served."""
-        state, models = self._entry.state(), self._entry.models
-        told: dict[str, Any] = {"status": state}
-        if models is not None and (starting := models.starting) is not None:
-            told["phase"] = starting.phase
-            if starting.download is not None:
-                told["download"] = starting.download._asdict()
-        return json_response(told, status=200 if state == "ready" else 503)
+@routes.get("/ready")
+@routes.get("/health/ready")
+async def _ready(request: web.Request) -> web.Response:
+    """Answer 200 if a request sent now would be served."""
+    state, models = request.app[ENTRY].state(), request.app[ENTRY].models
+    told: dict[str, Any] = {"status": state}
+    if models is not None and (starting := models.starting) is not None:
+        told["phase"] = starting.phase
+        if starting.download is not None:
+            told["download"] = starting.download._asdict()
+    return json_response(told, status=200 if state == "ready" else 503)
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        """`GET /metrics`, in Prometheus's text format."""
-        return web.Response(
-            body=self._entry.render_metrics(self._entry.caller(request)),
-            headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
-        )
 
-    async def status(self, request: web.Request) -> web.Response:
-        """`GET /status`: the requests, the models, and the memory that they take."""
-        return json_response(self._entry.status(self._entry.caller(request)))
+@routes.get("/metrics")
+async def _metrics(request: web.Request) -> web.Response:
+    """Answer in Prometheus's text format."""
+    entry = request.app[ENTRY]
+    return web.Response(
+        body=entry.render_metrics(entry.caller(request)),
+        headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
+    )
 
-    async def version(self, request: web.Request) -> web.Response:
-        """`GET /version`: of this program."""
-        self._entry.caller(request)
-        return json_response({"version": __version__})
 
-    async def openapi(self, request: web.Request) -> web.Response:
-        """`GET /openapi.yaml`: the description of these routes."""
-        self._entry.caller(request)
-        return web.Response(body=self._openapi, content_type="application/yaml")
+@routes.get("/status")
+async def _status(request: web.Request) -> web.Response:
+    entry = request.app[ENTRY]
+    return json_response(entry.status(entry.caller(request)))
 
-    async def root(self, request: web.Request) -> web.Response:
-        """`GET /`: the program's name."""
-        self._entry.caller(request)
-        return json_response({"name": "umbel", "version": __version__, "status": "/status"})
 
-    async def models(self, request: web.Request) -> web.Response:
-        """`GET /v1/models`: all names, or a page of them as Anthropic's SDK asks for it.
+@routes.get("/version")
+async def _version(request: web.Request) -> web.Response:
+    request.app[ENTRY].caller(request)
+    return json_response({"version": __version__})
 
-        Models are described in the shapes of OpenAI's and Anthropic's SDKs at once.
-        """
-        models = self._names(self._entry.caller(request).tenant)
-        page, more = _page(list(models), request)
-        return json_response(
-            {
-                "object": "list",
-                "data": [_described(name, models[name]) for name in page],
-                "has_more": more,
-                "first_id": page[0] if page else None,
-                "last_id": page[-1] if page else None,
-            }
-        )
 
-    async def model(self, request: web.Request) -> web.Response:
-        """`GET /v1/models/{name}`."""
-        name, tenant = request.match_info["name"], self._entry.caller(request).tenant
-        slot = self._entry.find(name, tenant)
-        return json_response(_described(name if name in self._names(tenant) else slot.name, slot))
+@routes.get("/openapi.yaml")
+async def _openapi(request: web.Request) -> web.Response:
+    request.app[ENTRY].caller(request)
+    return web.Response(body=_description(), content_type="application/yaml")
 
-    def _names(self, tenant: str) -> dict[str, ModelSlot]:
-        """Return all names that a tenant may use, the aliases included, each with its model."""
-        return self._entry.pool().names(self._entry.allowed_models(tenant))
+
+@cache
+def _description() -> bytes:
+    return files(daemon).joinpath("openapi.yaml").read_bytes()
+
+
+@routes.get("/")
+async def _root(request: web.Request) -> web.Response:
+    request.app[ENTRY].caller(request)
+    return json_response({"name": "umbel", "version": __version__, "status": "/status"})
+
+
+@routes.get("/v1/models")
+async def _models(request: web.Request) -> web.Response:
+    """List all names, or a page of them as Anthropic's SDK asks for it.
+
+    Models are described in the shapes of OpenAI's and Anthropic's SDKs at once.
+    """
+    models = _names(request)
+    page, more = _page(list(models), request)
+    return json_response(
+        {
+            "object": "list",
+            "data": [_described(name, models[name]) for name in page],
+            "has_more": more,
+            "first_id": page[0] if page else None,
+            "last_id": page[-1] if page else None,
+        }
+    )
+
+
+@routes.get("/v1/models/{name:[^/].*[^/]|[^/]}")
+async def _model(request: web.Request) -> web.Response:
+    entry, name = request.app[ENTRY], request.match_info["name"]
+    slot = entry.find(name, entry.caller(request).tenant)
+    return json_response(_described(name if name in _names(request) else slot.name, slot))
+
+
+def _names(request: web.Request) -> dict[str, ModelSlot]:
+    """Return all names that the caller may use, the aliases included, each with its model."""
+    entry = request.app[ENTRY]
+    allowed = entry.allowed_models(entry.caller(request).tenant)
+    return entry.pool().names(allowed)
 
 
 def _described(name: str, slot: ModelSlot) -> dict[str, Any]:

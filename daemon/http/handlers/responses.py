@@ -14,7 +14,7 @@ from ...responses.store import NoSuchResponseError, Past, ResponseStore, StoredI
 from ...responses.turn import ResponseTurn, TurnBody, find_past, unfinished
 from ..exchange import EXCHANGE, json_response
 from ..failures import APIError
-from .entry import Entry
+from .entry import ENTRY, Entry
 
 T = TypeVar("T")
 
@@ -22,114 +22,111 @@ MAX_LISTED = 100
 _LISTED = 20
 
 
-class ResponsesHandlers:
-    """Handlers below `/v1/responses`."""
+routes = web.RouteTableDef()
 
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self._running: dict[tuple[str, str], ResponseTurn] = {}
 
-    def routes(self) -> list[web.RouteDef]:
-        """List the routes."""
-        return [
-            web.post("/v1/responses", self.create),
-            web.post("/v1/responses/input_tokens", self.input_tokens),
-            web.get("/v1/responses/{id}", self.retrieve),
-            web.delete("/v1/responses/{id}", self.delete),
-            web.get("/v1/responses/{id}/input_items", self.input_items),
-            web.post("/v1/responses/{id}/cancel", self.cancel),
-        ]
+@routes.post("/v1/responses")
+async def _create(request: web.Request) -> web.StreamResponse:
+    entry, exchange = request.app[ENTRY], request[EXCHANGE]
+    arrival, service, body = await entry.read(request, ResponsesRequest)
+    past = await _past(entry, body, arrival)
+    turn = ResponseTurn(body, arrival, past, service.model_name, entry.stored())
+    running = arrival.tenant, turn.id
+    try:
+        generations = await service.generate(turn.request, arrival)
+        answers = turn.answers(generations)
+        entry.turns[running] = turn
+        if body.stream:
+            return await exchange.answer(generations, answers)
+        async with generations:  # its items are put together in the order in which they come
+            exchange.has_generation = True
+            while (more := await generations.next()) is not None:
+                answers.take(more.deltas or [])
+            return json_response(answers.whole())
+    except Exception:
+        turn.discard()
+        raise
+    finally:
+        entry.turns.pop(running, None)
+        turn.leave()
 
-    async def create(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/responses`."""
-        arrival, service, body = await self._entry.read(request, ResponsesRequest)
-        past = await self._past(body, arrival)
-        turn = ResponseTurn(body, arrival, past, service.model_name, self._entry.stored())
-        running, exchange = (arrival.tenant, turn.id), request[EXCHANGE]
-        try:
-            generations = await service.generate(turn.request, arrival)
-            answers = turn.answers(generations)
-            self._running[running] = turn
-            if body.stream:
-                return await exchange.answer(generations, answers)
-            async with generations:  # its items are put together in the order in which they come
-                exchange.has_generation = True
-                while (more := await generations.next()) is not None:
-                    answers.take(more.deltas or [])
-                return json_response(answers.whole())
-        except Exception:
-            turn.discard()
-            raise
-        finally:
-            self._running.pop(running, None)
-            turn.leave()
 
-    async def input_tokens(self, request: web.Request) -> web.Response:
-        """`POST /v1/responses/input_tokens`: the number of tokens of a response's prompt."""
-        arrival, service, body = await self._entry.read(request, ResponsesRequest, queued=False)
-        past, store = await self._past(body, arrival), self._entry.stored().store
-        turn = TurnBody(body=body, tenant=arrival.tenant, past=past, store=store)
-        tokens = await service.count_tokens(turn, arrival)
-        return json_response({"object": "response.input_tokens", "input_tokens": tokens})
+@routes.post("/v1/responses/input_tokens")
+async def _input_tokens(request: web.Request) -> web.Response:
+    """Count the tokens of a response's prompt."""
+    entry = request.app[ENTRY]
+    arrival, service, body = await entry.read(request, ResponsesRequest, queued=False)
+    past, store = await _past(entry, body, arrival), entry.stored().store
+    turn = TurnBody(body=body, tenant=arrival.tenant, past=past, store=store)
+    tokens = await service.count_tokens(turn, arrival)
+    return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
-    async def retrieve(self, request: web.Request) -> web.Response:
-        """`GET /v1/responses/{id}`."""
-        if request.query.get("stream", "false") != "false":
-            message = "a stored response cannot be streamed; leave stream out"
-            raise APIError(400, message, code="unsupported_parameter", param="stream")
-        if (turn := self._turn(request)) is not None:
-            return json_response(turn.now())
-        return json_response(_object(await self._look(request, ResponseStore.get)))
 
-    async def delete(self, request: web.Request) -> web.Response:
-        """`DELETE /v1/responses/{id}`; of one that is being made, nothing is stored."""
-        turn = self._turn(request)
-        if turn is not None:
-            turn.discard()
-        elif not await self._look(request, ResponseStore.delete):
-            raise _not_found(request)
-        name = request.match_info["id"]
-        return json_response({"id": name, "object": "response", "deleted": True})
+@routes.get("/v1/responses/{id}")
+async def _retrieve(request: web.Request) -> web.Response:
+    if request.query.get("stream", "false") != "false":
+        message = "a stored response cannot be streamed; leave stream out"
+        raise APIError(400, message, code="unsupported_parameter", param="stream")
+    if (turn := _turn(request)) is not None:
+        return json_response(turn.now())
+    return json_response(_object(await _look(request, ResponseStore.get)))
 
-    async def input_items(self, request: web.Request) -> web.Response:
-        """`GET /v1/responses/{id}/input_items`."""
-        turn = self._turn(request)
-        items = turn.items if turn else await self._look(request, ResponseStore.input_items)
-        return json_response(_page(items, request.query))
 
-    async def cancel(self, request: web.Request) -> web.Response:
-        """`POST /v1/responses/{id}/cancel`: end one that is being made."""
-        turn = self._turn(request)
-        if turn is not None and turn.status == "in_progress":
-            return json_response(turn.cancel())
-        status = turn.status if turn else (await self._look(request, ResponseStore.get)).status
-        message = f"the response is {status}; only one that is being made can be cancelled"
-        raise APIError(400, message)
+@routes.delete("/v1/responses/{id}")
+async def _delete(request: web.Request) -> web.Response:
+    """Delete a response; of one that is being made, nothing is stored."""
+    turn = _turn(request)
+    if turn is not None:
+        turn.discard()
+    elif not await _look(request, ResponseStore.delete):
+        raise _not_found(request)
+    name = request.match_info["id"]
+    return json_response({"id": name, "object": "response", "deleted": True})
 
-    async def _past(self, body: ResponsesRequest, arrival: Arrival) -> Past | None:
-        """Find the responses that a body continues; raises as `find_past` does."""
-        previous = body.previous_response_id or ""
-        if (turn := self._made(arrival.tenant, previous)) is not None:
-            raise unfinished(previous, turn.status)
-        return await find_past(body.previous_response_id, arrival, self._entry.stored())
 
-    def _turn(self, request: web.Request) -> ResponseTurn | None:
-        """Find a response that is being made."""
-        return self._made(self._entry.caller(request).tenant, request.match_info["id"])
+@routes.get("/v1/responses/{id}/input_items")
+async def _input_items(request: web.Request) -> web.Response:
+    turn = _turn(request)
+    items = turn.items if turn else await _look(request, ResponseStore.input_items)
+    return json_response(_page(items, request.query))
 
-    def _made(self, tenant: str, name: str) -> ResponseTurn | None:
-        """Find a response that is being made; once it is settled, the store has it."""
-        turn = self._running.get((tenant, name))
-        return None if turn is None or turn.is_settled else turn
 
-    async def _look(self, request: web.Request, find: Callable[[ResponseStore, str, str], T]) -> T:
-        """Ask the store for a response; raises an APIError 404 if it is not there."""
-        tenant, name = self._entry.caller(request).tenant, request.match_info["id"]
-        self._entry.pool()
-        try:
-            return await self._entry.stored().look(lambda store: find(store, tenant, name))
-        except NoSuchResponseError as error:
-            raise _not_found(request) from error
+@routes.post("/v1/responses/{id}/cancel")
+async def _cancel(request: web.Request) -> web.Response:
+    """End a response that is being made."""
+    turn = _turn(request)
+    if turn is not None and turn.status == "in_progress":
+        return json_response(turn.cancel())
+    status = turn.status if turn else (await _look(request, ResponseStore.get)).status
+    message = f"the response is {status}; only one that is being made can be cancelled"
+    raise APIError(400, message)
+
+
+async def _past(entry: Entry, body: ResponsesRequest, arrival: Arrival) -> Past | None:
+    """Find the responses that a body continues; raises as `find_past` does."""
+    previous = body.previous_response_id
+    turn = entry.turns.get((arrival.tenant, previous or ""))
+    if previous is not None and turn is not None and not turn.is_settled:
+        raise unfinished(previous, turn.status)
+    return await find_past(previous, arrival, entry.stored())
+
+
+def _turn(request: web.Request) -> ResponseTurn | None:
+    """Find a response that is being made; once it is settled, the store has it."""
+    entry = request.app[ENTRY]
+    turn = entry.turns.get((entry.caller(request).tenant, request.match_info["id"]))
+    return None if turn is None or turn.is_settled else turn
+
+
+async def _look(request: web.Request, find: Callable[[ResponseStore, str, str], T]) -> T:
+    """Ask the store for a response; raises an APIError 404 if it is not there."""
+    entry, name = request.app[ENTRY], request.match_info["id"]
+    tenant = entry.caller(request).tenant
+    entry.pool()
+    try:
+        return await entry.stored().look(lambda store: find(store, tenant, name))
+    except NoSuchResponseError as error:
+        raise _not_found(request) from error
 
 
 def _object(stored: StoredResponse) -> dict[str, Any]:
