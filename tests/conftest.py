@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _keep_measurements(folder: Path) -> None:
-    """Have processes, and later runs, know what one has measured of a tiny model.
+    """Share the measurements of tiny models between processes, and with later runs.
 
     That depends on the code and on what it is installed with. What was kept of other code goes once
     no run can be using it.
@@ -177,7 +177,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Set aside what stays until the end: whoever collects garbage need not look through it."""
+    """Freeze everything imported: the garbage collector need not look through it."""
     gc.collect()
     gc.freeze()
     gc.enable()

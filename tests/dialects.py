@@ -17,7 +17,7 @@ _STOPPED = {"end_turn": "stop", "tool_use": "calls", "max_tokens": "length"}
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, whatever the protocol.
+    """A question in any protocol.
 
     Attributes:
         prompt: the user's message.

@@ -51,7 +51,7 @@ class FakeHub:
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """What a process has that downloads from here into a folder."""
+        """Environment of a process that downloads from here into a folder."""
         return {
             "HF_ENDPOINT": self.endpoint,
             "HF_HOME": str(folder),
@@ -77,7 +77,7 @@ def etag(content: bytes) -> str:
 
 
 def is_large(name: str) -> bool:
-    """Whether a file lies in the large storage."""
+    """Return True if a file lies in the large storage."""
     return name.endswith(".safetensors")
 
 

@@ -83,7 +83,7 @@ class FakeSample:
 
 
 class FakePlan(NamedTuple):
-    """Who runs."""
+    """The running sequences."""
 
     decode: list[FakeState]
     prefill: tuple[FakeState, int] | None
@@ -116,7 +116,7 @@ class FakePlacement:
         raise NotImplementedError("a fake's state is not kept")
 
     def close(self, cache: object) -> None:
-        """Nobody has a slot."""
+        """No sequence has a slot."""
 
 
 class FakeRunner:
@@ -147,7 +147,7 @@ class FakeRunner:
 
     @property
     def live_states(self) -> int:
-        """How many states somebody still holds."""
+        """Number of states that are still open."""
         return len(self._states)
 
     def fail_at(self, prompt: list[int], position: int, error: BaseException) -> None:
@@ -163,7 +163,7 @@ class FakeRunner:
         self._state_faults.append(error)
 
     def hold(self) -> None:
-        """Have the next computation wait until `let_go`."""
+        """Make the next computation wait until `let_go`."""
         self.held.clear()
         self._gate.clear()
 
@@ -200,7 +200,7 @@ class FakeRunner:
         return tokens
 
     def start(self, tokens: int, context: int) -> Held:
-        """What is left to compute."""
+        """Tokens left to compute."""
         del context
         return Held(tokens, 0)
 
@@ -209,7 +209,7 @@ class FakeRunner:
         return Held(context, 0)
 
     def chunk_need(self, tokens: int, states: FakeState) -> Held:
-        """What is computed."""
+        """Tokens computed so far."""
         del states
         return Held(tokens, 0)
 
@@ -272,14 +272,14 @@ class FakeRunner:
         for place, row in rows.items():
             told = [*row.prompt, *row.output]
             if told != output.states[place].tokens:
-                raise AssertionError(f"sampling hears of {told}, not of what was computed")
+                raise AssertionError(f"sampling is called with {told}, not with the computed rows")
         return FakeSample([next_token(output.states[place].tokens) for place in rows])
 
     def _advance(self, tokens: list[int], states: FakeState) -> None:
         if not self._gate.is_set():
             self.held.set()
             if not self._gate.wait(PATIENCE):
-                raise AssertionError("nobody let the computation go")
+                raise AssertionError("no test released the computation")
         if not tokens:
             raise AssertionError("nothing to compute")
         for count in range(1, len(tokens) + 1) if self._faults else ():
@@ -299,7 +299,7 @@ async def read(channel: EventChannel) -> list[Event]:
 
 
 class Unkept(NamedTuple):
-    """What an engine asks of the cache's side."""
+    """The cache, as an engine uses it."""
 
     runner: ModelRunner
     kv_cache: KVCacheManager

@@ -58,7 +58,7 @@ def pinned(wheel: bytes, content: bytes) -> IndexFile:
 
 
 class PackageIndex:
-    """What the index has, and what it was asked for.
+    """Files of the index, and the requests it got.
 
     Attributes:
         url: of the index.

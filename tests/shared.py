@@ -1,6 +1,6 @@
 """Tiny models that the tests of a process share, and what loading them measures.
 
-Whoever runs a model measures it first: whether it runs in batches, and what its steps take. That
+A runner measures its model first: if it runs in batches, and what its steps take. That
 is most of what a short test computes, and says the same of the same model each time.
 """
 
@@ -73,7 +73,7 @@ def labelled(model: Any, name: str, dtype: str = "float32", **overrides: Any) ->
     """Say what a model is in every process: what one of them measures of it, all know.
 
     Args:
-        model: that was made as the rest says, and that nobody changes.
+        model: made as the other arguments say, and never changed.
         name: in the zoo.
         dtype: of its weights.
         overrides: as for `zoo.make`.
@@ -84,18 +84,18 @@ def labelled(model: Any, name: str, dtype: str = "float32", **overrides: Any) ->
 
 
 @contextmanager
-def measured_once(model: Any, *, anew: Container[str] = ()) -> Iterator[None]:
-    """Have a `ModelRunner` that is made here measure the model only where none has done so before.
+def measured_once(model: Any, *, called: Container[str] = ()) -> Iterator[None]:
+    """Let a `ModelRunner` made in the block measure the model only if no other one has.
 
     What was measured is the maker's own: it goes on learning.
 
     Args:
         model: of the runner.
-        anew: functions that are called all the same.
+        called: functions that are called all the same.
     """
     names = ("probe", "measure")
     with pytest.MonkeyPatch.context() as patch:
-        for name in (name for name in names if name not in anew):
+        for name in (name for name in names if name not in called):
             patch.setattr(runner, name, _once(getattr(runner, name), model))
         yield
 

@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same(
 
 
 def test_the_cache_evicts_the_deepest_that_was_used_longest_ago() -> None:
-    """What is leased stays; a path without its beginning is never there."""
+    """Leased state stays; a path is never there without its beginning."""
     cache = PrefixCache(30)
     root, one, two = Segment(("r",), 10), Segment((1,), 10), Segment((2,), 15)
     cache.lease([root, one])
@@ -86,7 +86,7 @@ def test_the_cache_evicts_the_deepest_that_was_used_longest_ago() -> None:
 
 
 def test_max_min_and_jain() -> None:
-    """Who wants less than an equal part gets that, and the rest is shared equally."""
+    """A tenant that wants less than an equal part gets it; the rest is shared equally."""
     assert max_min([2, 10, 10], 12) == [2, 5, 5]
     assert max_min([1, 1], 12) == [1, 1]
     assert jain([3, 3, 3]) == 1

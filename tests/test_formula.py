@@ -105,7 +105,7 @@ def _service() -> dict[str, str]:
 
 
 def test_the_service_is_the_job_that_umbel_ships() -> None:
-    """What Homebrew can say of a job is said as in the plist; the rest is known by name."""
+    """Homebrew's job says the same as the plist where it can; the rest is listed by name."""
     job: dict[str, Any] = plistlib.loads((ROOT / "launchd/org.umbel.daemon.plist").read_bytes())
     service = _service()
     assert job.pop("ProcessType") == "Interactive"
@@ -130,7 +130,7 @@ def test_the_service_is_the_job_that_umbel_ships() -> None:
 
 
 def release(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Have the script print a release's formula."""
+    """Print a release's formula with the script."""
     return subprocess.run(
         [sys.executable, SCRIPT, *words], capture_output=True, text=True, check=False
     )

@@ -129,7 +129,7 @@ def test_each_command_exists(name: str) -> None:
 
 
 def _code(text: str) -> str:
-    """What stands in code spans and blocks, a line each."""
+    """Return the contents of code spans and blocks, a line each."""
     return "\n".join(
         re.findall(r"```sh\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
     )

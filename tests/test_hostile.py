@@ -26,7 +26,7 @@ FEW = 4  # descriptors: of SQLite, and of a connection that is just closing
 
 @dataclass
 class Attacked:
-    """What the program found, and how it ended."""
+    """Findings of the program, and how it ended."""
 
     found: dict[str, Any]
     status: int
@@ -34,7 +34,7 @@ class Attacked:
     log: str
 
     def outcomes(self) -> dict[str, dict[str, int]]:
-        """What came of each variant of all attacks."""
+        """Result of each variant of all attacks."""
         kinds = self.found["attacks"].values()
         return {name: ends for kind in kinds for name, ends in kind["outcomes"].items()}
 

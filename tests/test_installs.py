@@ -73,7 +73,7 @@ def _install_with_pipx(place: Place) -> None:
 
 
 def _make_venv(place: Place) -> None:
-    """Have uv put there what umbel needs, and pip umbel."""
+    """Install umbel's requirements with uv, and umbel with pip."""
     place.run("uv", "venv", "--quiet", "--python", sys.executable, "venv")
     into = ("--python", "venv", "--constraints", place.folder / "limits.txt")
     place.run("uv", "pip", "install", "--quiet", *into, place.wheel)

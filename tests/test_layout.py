@@ -271,7 +271,7 @@ def docstring_faults(module: str, source: str) -> list[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS + DATA)
 def test_link_is_the_folder(folder: str) -> None:
-    """What is installed as umbel.<folder> is the folder at the top, by a link that can move."""
+    """umbel.<folder> is a relative link to the folder at the top."""
     link = ROOT / "src/umbel" / folder
     assert link.is_symlink()
     assert not link.readlink().is_absolute()
@@ -353,7 +353,7 @@ def test_planted_import_is_found(module: str, source: str) -> None:
     ],
 )
 def test_allowed_import_is_no_fault(module: str, source: str) -> None:
-    """What the rules allow is not reported."""
+    """Allowed code is not reported."""
     assert import_faults(module, source) == []
 
 
@@ -410,7 +410,7 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
     ],
 )
 def test_planted_device_is_found(module: str, source: str) -> None:
-    """What computes is known to backends only, and the scheduler and the daemon see limits."""
+    """Only backends know the device; the scheduler and the daemon see limits."""
     assert len(device_faults(module, source)) == 1
 
 
@@ -430,7 +430,7 @@ def test_allowed_device_is_no_fault(module: str, source: str) -> None:
 
 
 def test_limits_are_few() -> None:
-    """What the rest knows of a device fits into ten fields."""
+    """`Limits` has at most ten fields."""
     assert len(dataclasses.fields(Limits)) <= 10
     assert NAMES_DEVICES.keys() | REPORTS_THE_DEVICE <= set(modules())
 

@@ -17,7 +17,7 @@ USER = pwd.getpwuid(os.geteuid()).pw_name
 
 @pytest.fixture(autouse=True)
 def asked_again() -> Iterator[None]:
-    """What was found out of a group is forgotten before and after each test."""
+    """Clear the cache of groups before and after each test."""
     ownership._is_own_group.cache_clear()
     yield
     ownership._is_own_group.cache_clear()

@@ -1,4 +1,4 @@
-"""What is committed can be installed elsewhere, and is what was tested here."""
+"""The commit can be installed elsewhere, at the versions that were tested here."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def locked() -> dict[str, list[str]]:
 
 
 def test_no_committed_file_names_a_registry_or_a_developers_folder() -> None:
-    """People install from mirrors, and nobody else has our folders."""
+    """People install from mirrors, and have other folders."""
     files = committed_files()
     assert len(files) > 10
     found = [
@@ -87,7 +87,7 @@ def test_planted_host_or_folder_is_found(parts: tuple[str, ...]) -> None:
     "text", ["~/work/umbel", "docs/work/", "/home/", "$HOME/root/", "/rooted/"]
 )
 def test_harmless_path_is_no_finding(text: str) -> None:
-    """Relative paths and the user's own home are nobody's folder."""
+    """Relative paths and the user's own home are allowed."""
     assert not FORBIDDEN.search(text)
 
 

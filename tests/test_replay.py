@@ -127,7 +127,7 @@ def test_prompts_in_flight_that_do_not_fit_are_counted() -> None:
 
 
 def test_with_a_disk_nothing_is_lost() -> None:
-    """What was paged out is read back: as many hits as without end."""
+    """Paged-out state is read back: as many hits as with endless memory."""
     requests = by_hand()
     cache_ = Replay(BUDGET, disk=True)
     assert replay(requests, cache_) == [0, 0, 0, 3]
@@ -159,7 +159,7 @@ def test_nothing_exceeds_its_bound(requests: Session, budget: int) -> None:
 @given(overlapping(), st.integers(1, 12))
 def test_runs_and_the_trie_agree_on_the_order_of_recency(requests: Session, budget: int) -> None:
     """Two programs that have nothing in common but the order give the same hits."""
-    # The daemon computes the last token of a known prompt anew, and makes room for it.
+    # The daemon computes the last token of a known prompt again, and makes room for it.
     new = [
         request(each.time, each.until, [*each.blocks.tolist(), 10 + number])
         for number, each in enumerate(requests)

@@ -526,6 +526,6 @@ _BY_NAME: Mapping[str, Callable[[tuple[int, ...], np.random.Generator], _Floats]
 
 
 def weight_bytes(model: Any) -> int:
-    """What a model's weights take."""
+    """Return the bytes of a model's weights."""
     named = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     return sum(leaf.nbytes for _, leaf in named)

@@ -1,7 +1,7 @@
 """Clients that are programs of their own, run with nothing of this process's environment.
 
 `.ci/nightly` installs them. Where the daemon has a network of its own (`scripted.leave_network`),
-they run in it too: they then reach the daemon, and nobody else.
+they run in it too: they then reach the daemon and no other host.
 """
 
 import json

@@ -181,7 +181,7 @@ class Script:
 
 
 def install(script: Script) -> None:
-    """Have every sampling step in this process follow the script."""
+    """Make every sampling step in this process follow the script."""
     from umbel.models import outputs, runner  # noqa: PLC0415  (seconds; `main` handles signals first)
 
     real = runner.ModelRunner.sample
@@ -195,9 +195,9 @@ def install(script: Script) -> None:
 
 
 def leave_network() -> None:
-    """Move this process to a network of its own, where there is nobody; only root can.
+    """Move this process to an empty network of its own; only root can.
 
-    Whoever is not let in stays where it is: clients are offline by their settings then.
+    Without the rights it stays where it is: clients are then offline by their settings.
     """
     libc = ctypes.CDLL(None)
     if sys.platform != "linux" or os.geteuid() != 0 or libc.unshare(_NEW_NETWORK) != 0:

@@ -1,4 +1,4 @@
-"""What all clients are asked to do, and what must come of it."""
+"""The tasks of all clients, and the expected results."""
 
 import json
 
@@ -26,7 +26,7 @@ PARAMETERS = {
 
 
 class Weather(BaseModel):
-    """What structured output is asked for."""
+    """The structured output that is asked for."""
 
     city: str
     degrees: int

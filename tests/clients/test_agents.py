@@ -84,7 +84,7 @@ def test_claude_code(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
 
 
 def run_codex(daemon: RunningDaemon, home: Path, task: str) -> list[dict[str, Any]]:
-    """Have Codex do a task and return the events that it prints."""
+    """Run a task with Codex and return the events that it prints."""
     (home / ".codex").mkdir()
     (home / ".codex" / "config.toml").write_text(recipe("Codex", "toml", daemon))
     output = run_recipe(
@@ -122,10 +122,10 @@ def test_codex(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
 
 def test_codex_and_a_namespace(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Codex finds a tool of a namespace when it is called: the tool's own words come back."""
-    close = call("close_agent", target="nobody")
+    close = call("close_agent", target="ghost")
     events = run_codex(scripted_daemon, tmp_path, plan(close, close, RESULT))
     (item,) = items_of(events, "agent_message")
-    assert item["text"].startswith("invalid agent id nobody")
+    assert item["text"].startswith("invalid agent id ghost")
 
 
 def test_opencode(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_aider(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
         "aider",
         installed("aider/bin/aider"),
         [
-            *("--yes-always", "--no-check-update", "--analytics-disable"),  # nobody can be asked
+            *("--yes-always", "--no-check-update", "--analytics-disable"),  # no user can answer
             *("--message", "Edit.", "--read", str(tmp_path / "plan.md"), "repo/made"),
         ],
         tmp_path,

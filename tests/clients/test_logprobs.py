@@ -162,7 +162,7 @@ def test_only_the_chosen_one(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_unasked_there_are_none(tiny_daemon: RunningDaemon) -> None:
-    """Answers and chunks carry null where nobody asked."""
+    """Answers and chunks carry null if the request does not ask for them."""
     with sync_client(tiny_daemon) as client:
         chat = client.chat.completions.create(
             model="tiny", messages=QUESTION, max_tokens=4, logprobs=False

@@ -57,7 +57,7 @@ def test_a_pinned_system_prompt_stays(short_path: Path, long_tiny_dir: Path) -> 
 
 
 def test_a_conversation_is_pinned_by_its_name(daemon: RunningDaemon) -> None:
-    """What has been said in it stays when all else is cleared."""
+    """A pinned conversation stays when the cache is cleared."""
     first = ask(daemon, "one", "talk")
     done = umbel(daemon, "cache", "pin", "--conversation", "talk")
     assert done.returncode == 0, done.stderr

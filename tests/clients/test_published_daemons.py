@@ -68,7 +68,7 @@ def faults(daemon: RunningDaemon, asked: list[tuple[Asked, str, bool]]) -> list[
 
 
 def spoken(asked: Asked, dialect: str) -> bool:
-    """Whether a protocol has the words for a question."""
+    """Return True if a protocol can ask the question."""
     return dialect != "messages" or asked[1].schema is not True
 
 

@@ -55,7 +55,7 @@ def test_other_tools_are_not_called(name: str) -> None:
 
 
 def test_the_last_plan_counts() -> None:
-    """A later user's plan replaces an earlier one, and its steps begin anew."""
+    """A later user's plan replaces an earlier one, and its steps begin at the first."""
     prompt = plan("a", "b") + TURN + "a" + plan("c", "d") + TURN
     assert answer_to(prompt) == "c"
     assert answer_to(prompt + "c" + TURN) == "d"

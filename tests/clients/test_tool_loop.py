@@ -32,7 +32,7 @@ TOOLS = [
 
 
 class Turn(NamedTuple):
-    """What one answer took, in tokens."""
+    """Tokens of one answer."""
 
     prompt: int
     cached: int
@@ -80,7 +80,7 @@ class Agent:
         assert self.ask()["content"] == f"It says: {TURNS - 2} chairs."
 
     def ask(self) -> dict[str, Any]:
-        """Have the next answer, and send it back from then on as agents do."""
+        """Ask for the next answer, and send it back from then on as agents do."""
         reply = self._daemon.post(
             {"messages": self.messages, "tools": self.tools, "temperature": 0, "max_tokens": 200}
         ).json()
@@ -89,7 +89,7 @@ class Agent:
         self.turns.append(Turn(usage["prompt_tokens"], cached, usage["completion_tokens"]))
         message: dict[str, Any] = reply["choices"][0]["message"]
         sent = {key: value for key, value in message.items() if key in _SENT_BACK}
-        for call in sent.get("tool_calls") or []:  # written anew, in as little room as there is
+        for call in sent.get("tool_calls") or []:  # agents write them again, as short as they can
             compact = json.dumps(json.loads(call["function"]["arguments"]), separators=(",", ":"))
             call["function"]["arguments"] = compact
         self.messages.append(sent)

@@ -1,4 +1,4 @@
-"""What Zed sends to an OpenAI-compatible provider, and what it needs of the answers.
+"""Zed's requests to an OpenAI-compatible provider, and its needs of the answers.
 
 Zed has a window and does not run here. What stands here are facts of its public source in 2026: of
 its crates `language_models`, `open_ai` and `language_model_core`. Versions differ in what they need
@@ -60,7 +60,7 @@ class PromptTokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What an answer took."""
+    """Usage of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -69,7 +69,7 @@ class Usage(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """What is wrong."""
+    """The error's text."""
 
     message: str
 
@@ -102,13 +102,13 @@ class RejectionError(Exception):
 
     @property
     def prompt_too_large(self) -> bool:
-        """Whether Zed offers to begin a new thread."""
+        """Return True if Zed offers to begin a new thread."""
         return "context_length_exceeded" in self.body or "exceeds the context window" in self.body
 
 
 @dataclass
 class Answer:
-    """What Zed makes of a stream.
+    """A stream, as Zed reads it.
 
     Attributes:
         text: that it shows.
@@ -182,7 +182,7 @@ def content(*texts: str) -> str | list[dict[str, str]]:
 
 
 def assistant(answer: Answer, *, interleaved: bool) -> dict[str, Any]:
-    """Write an answer into the history, its calls' arguments anew and in little room.
+    """Write an answer into the history, its calls' arguments as short as JSON can be.
 
     Args:
         answer: to write.

@@ -1,4 +1,4 @@
-"""What Zed takes in `settings.json`, as far as a recipe needs it.
+"""Zed's `settings.json`, as far as a recipe needs it.
 
 Its crate `settings_content` says so: where a field without a default is missing, or has a wrong
 type, the whole of `openai_compatible` is dropped, with all its providers. Fields that Zed does not

@@ -101,7 +101,7 @@ _KINDS = [name for name in NAMES if name not in zoo.TWINS]
 def measured(name: str, *, exact: bool = False) -> ModelRunner:
     """Load a model, as the daemon does; others may have tried out how it runs in batches."""
     loaded = zoo_model(name)
-    with measured_once(loaded.model, anew={"measure"}):
+    with measured_once(loaded.model, called={"measure"}):
         return ModelRunner(loaded, exact=exact)
 
 

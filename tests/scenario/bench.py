@@ -53,7 +53,7 @@ _cold: dict[tuple[str, int, tuple[int, ...], int], "Outcome"] = {}
 
 @dataclass
 class Outcome:
-    """What one request came to.
+    """Result of one request.
 
     Attributes:
         logprobs: `[tokens, V]`, of every decode step.
@@ -111,7 +111,7 @@ class RecordingRunner(ModelRunner):
         return cache
 
     def written_of(self, cache: SequenceCache) -> list[LogProbs]:
-        """What one state has led to so far; goes on growing."""
+        """Return the log-probabilities of one state so far; the list goes on growing."""
         return self._by_state[id(cache)]
 
     def _call(

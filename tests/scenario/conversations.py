@@ -37,7 +37,7 @@ def _ask(bench: Bench, prompt: list[int], tokens: int = 8) -> Outcome:
 
 
 def cold(bench: Bench) -> Iterator[Checked]:
-    """A prompt that nobody has sent before."""
+    """A prompt that no request has sent before."""
     yield Checked(_ask(bench, _prompt(("system", SYSTEM), ("user", 200)), 24), 0, 0)
 
 

@@ -121,7 +121,7 @@ class Ask:
 
 @dataclass
 class Told:
-    """What a client has heard."""
+    """Everything that a client was sent."""
 
     tokens: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -201,7 +201,7 @@ class ServerFixture:
         disk: Path | None = None,
         measured: Path | None = None,
         memory: MemoryBudget | None = None,
-        anew: Container[str] = (),
+        called: Container[str] = (),
         **more: Any,
     ) -> None:
         gc.collect()  # what is freed later would be taken for this server's
@@ -215,7 +215,7 @@ class ServerFixture:
         self.events: list[tuple[Sequence, Event]] = []
         self.woken = threading.Event()
         self.memory = memory or MemoryBudget(settings, device_memory())
-        with measured_once(loaded.model, anew=anew), ExitStack() as undo:
+        with measured_once(loaded.model, called=called), ExitStack() as undo:
             folders = open_folders(settings, [loaded.name])
             if folders is not None:
                 undo.callback(folders.close)
@@ -313,7 +313,7 @@ class ServerFixture:
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence waits, runs or is preempted."""
+        """Return True if no sequence waits, runs or is preempted."""
         return self.engine._scheduler.idle
 
     def serve(self, asks: Items[Ask], after: Callable[[], None] = lambda: None) -> list[Told]:
@@ -333,7 +333,7 @@ class ServerFixture:
         return [self.told[names[number]] for number in range(len(asks))]
 
     def allow(self, nbytes: int) -> None:
-        """Have another budget from now on."""
+        """Set another budget from now on."""
         self.assembly.cache.pool.resize(Size(nbytes, self.assembly.cache.pool.budget.buffers))
 
     def cache_of(self, name: str) -> SequenceCache:
@@ -345,7 +345,7 @@ class ServerFixture:
         """Take memory away, little by little, until one runs alone.
 
         A preempted sequence gives all of it back for that step: to leave a batch takes more than
-        the batch did, and one that is alone is not to start anew.
+        the batch did, and a single one is not to start again.
         """
         before, nbytes, preempt = self.preemptions, 2 * self.budget, self.engine._preempt
 
@@ -367,17 +367,17 @@ class ServerFixture:
 
     @property
     def active(self) -> int:
-        """What is active over the weights."""
+        """Return the active bytes beyond the weights."""
         return mx.get_active_memory() - self.assembly.runner.resident
 
     @property
     def booked(self) -> int:
-        """What the ledger says is held, transients aside."""
+        """Return the ledger's bytes without transients."""
         ledger = self.assembly.cache.ledger
         return ledger.total.nbytes - ledger.held(Kind.TRANSIENT).nbytes
 
     def check_rest(self) -> None:
-        """Nobody is left: no leases, no slots, and the ledger has stored state only."""
+        """No request is left: no leases, no slots, and the ledger has stored state only."""
         cache, ledger = self.assembly.cache, self.assembly.cache.ledger
         assert problems(cache) == []
         assert cache.leases == set()

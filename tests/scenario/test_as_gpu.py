@@ -1,4 +1,4 @@
-"""What only a GPU runs, run on the CPU: warm-up, overlap, fused attention.
+"""Code that only a GPU runs, run on the CPU: warm-up, overlap, fused attention.
 
 As with CUDA, so that what goes to the disk is copied by the device, too.
 """
@@ -108,7 +108,7 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
     rows = {shape[0] for shape in runner.shapes}
     assert rows == ({2, 3, 4, 6} if runner.batches else set())
     asks = agents(4, user=(9, 40), answer=(28, 6, 12), every=5)
-    asks.append(replace(asks[1], at=60))  # comes when the first is alone, or nobody is there
+    asks.append(replace(asks[1], at=60))  # comes when the first is alone, or has ended
     check(server, asks, server.serve(asks))
 
 
@@ -126,7 +126,7 @@ def test_with_kernels(name: str, kernels: set[str], kernel_folder: Path) -> None
         device = limited(replace(CUDA, compiles=False), fp32=True, warms_up=False)
         loaded = zoo_model(name, device=device)
         # Who tries out how it runs in batches meets kernels that these agents are too few for.
-        server = ServerFixture(loaded, MEMORY, anew={"probe"}, max_batch=3)
+        server = ServerFixture(loaded, MEMORY, called={"probe"}, max_batch=3)
         asks = agents(3, system=75, user=(6, 11), answer=(5, 3), every=2)
         check(server, asks, server.serve(asks))
     assert {kernel.name.removesuffix("_masked") for kernel in made if kernel.launches} == kernels
@@ -197,7 +197,7 @@ def test_one_ends_while_its_step_is_under_way(
 
 
 def fail_for(server: ServerFixture, victim: Sequence, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
+    """Make a sequence fail after its next token was computed, and before one is chosen."""
     kv_cache, real = server.engine._kv_cache, server.engine._kv_cache.capture_if_due
 
     def captured(sequence: Sequence) -> None:
@@ -218,7 +218,7 @@ def test_the_prefix_of_a_single_sequence_is_cut_evicted_and_shared(name: str) ->
     assert told.error is None
     name_of = server.send(first)
     server.until(lambda: len(server.live[name_of].output) >= 12)
-    server.assembly.cache.evict(0)  # what nobody leases
+    server.assembly.cache.evict(0)  # all that is not leased
     later = server.send(other)  # cuts the leased span, and makes the first one enter a row
     server.until(lambda: len(server.live[later].output) >= 4)
     server.squeeze()
@@ -229,7 +229,7 @@ def test_the_prefix_of_a_single_sequence_is_cut_evicted_and_shared(name: str) ->
 
 @pytest.mark.parametrize("name", kinds("qwen3_next"))
 def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -> None:
-    """What was paged out is read by the next daemon, after its warm-up."""
+    """Paged-out state is read by the next daemon, after its warm-up."""
     asks = agents(2, user=(40,), answer=(10,))
     server = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
     check(server, asks, server.serve(asks))

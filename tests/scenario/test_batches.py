@@ -93,7 +93,7 @@ def test_a_common_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nested_sharing() -> None:
-    """System prompt, project and conversation: each level is shared by those who have it."""
+    """System prompt, project and conversation: each level is shared by the agents that have it."""
     bench = Bench("llama")
     system, projects = words(80, "system"), [words(60, p) for p in "ab"]
     asks = [Ask([*system, *projects[i % 2], *words(20 + i, i)], 20) for i in range(6)]

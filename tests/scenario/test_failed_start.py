@@ -1,4 +1,4 @@
-"""What a start that fails leaves behind: nothing."""
+"""A start that fails leaves nothing behind."""
 
 from pathlib import Path
 

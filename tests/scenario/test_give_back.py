@@ -101,7 +101,7 @@ def test_what_was_given_back_is_not_copied_in_each_step(monkeypatch: pytest.Monk
 
 
 def test_pieces_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was evicted under a row is stored in pieces, so that no later copy is longer."""
+    """State evicted under a row is stored in pieces, so that no later copy is longer."""
     bench = Short("llama")
     first, other = bench.send(words(500, "s"), 40), bench.send(words(90, "v"), 60)
     bench.until(first, other, tokens=5)

@@ -71,13 +71,13 @@ def ask(codec: "TextCodec", constraint: Constraint | None, number: int, **more: 
 
 
 def text(codec: "TextCodec", told: Told) -> str:
-    """What a client reads."""
+    """The text that a client reads."""
     detokenizer = codec.detokenizer()
     return "".join(map(detokenizer.push, told.tokens))
 
 
 def is_valid(constraint: Constraint | None, answer: str) -> bool:
-    """Whether an answer is what was asked for."""
+    """Return True if an answer obeys its constraint."""
     match constraint:
         case JSONSchema(schema=schema):
             return bool(Draft202012Validator(schema).is_valid(json.loads(answer)))
@@ -210,7 +210,7 @@ def test_max_tokens_in_the_middle(tiny: "LoadedModel") -> None:
 
 
 def test_a_conversation_restarts(tiny: "LoadedModel") -> None:
-    """The next turn begins its grammar anew, over what the last one left in the cache."""
+    """The next turn begins its grammar at the start, over the cached state of the last one."""
     codec = tiny.text
     server = ServerFixture(model("llama", codec), 1 << 28)
     first = ask(codec, JSONSchema(PERSON), 2 * CHUNK // 9, tag="c", sampling=SEEDED)

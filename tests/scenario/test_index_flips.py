@@ -69,7 +69,7 @@ def flip(folder: Path, prompts: list[list[int]], chosen: random.Random) -> Flipp
     ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "mamba2"))],
 )
 def test_a_flipped_token_of_a_row(name: str, tmp_path: Path) -> None:
-    """Its state is served to nobody: neither to who asks for the new token, nor for the old."""
+    """Its state is served to no request: neither for the new token, nor for the old."""
     chosen, shared = random.Random(7), words(70, "shared")  # noqa: S311  (not a secret)
     prompts = [shared + words(60, f"agent {number}") for number in range(3)]
     plain, filled = ServerFixture(zoo_model(name), BUDGET), tmp_path / "filled"

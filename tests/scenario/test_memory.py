@@ -63,12 +63,12 @@ def check_budget(server: ServerFixture, asks: list[Ask]) -> None:
 
 
 def check_ledger(server: ServerFixture) -> None:
-    """What is active between two steps is what the ledger says."""
+    """The active bytes between two steps are the ledger's."""
     mx.synchronize()
     ledger = server.assembly.cache.ledger
     slack = 0.03 * server.booked + _SHARED_BUFFER * ledger.total.buffers
     assert server.active <= server.booked + slack
-    written = ledger.held(Kind.PAGING).nbytes  # perhaps, and nobody has heard of it yet
+    written = ledger.held(Kind.PAGING).nbytes  # perhaps, and the cache does not know it yet
     assert server.active >= server.booked - written - slack
 
 
@@ -93,7 +93,7 @@ def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
 def test_the_budget_holds_on_a_slow_disk(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, host_reads: bool
 ) -> None:
-    """What waits for the disk is counted: what the cache gave up, and copies as on CUDA."""
+    """State that waits for the disk is counted: evicted state, and copies as on CUDA."""
 
     def write_slowly(*args: Any) -> tuple[int, bytes]:
         time.sleep(0.1)
@@ -122,7 +122,7 @@ def test_the_budget_holds_for_longer(name: str, times: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text"])
 def test_long_answers_end_within_the_budget(name: str) -> None:
-    """What a long answer has computed becomes stored state without a second copy of it all."""
+    """A long answer's state becomes stored state without a second copy of it all."""
     server = ServerFixture(zoo_model(name), promised(name, 1100))
     check_budget(server, loners(2, (9,), (min(server.limit, 1100) - 9,)))
 
@@ -324,7 +324,7 @@ def test_short_of_memory_nobody_hangs() -> None:
 )
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
 def test_none_is_refused_for_a_batch_that_has_become_too_large(name: str, spare: int) -> None:
-    """What holds one request serves all of a crowd that runs in a batch of many rows."""
+    """A budget that holds one request serves a crowd in a batch of many rows."""
     server = ServerFixture(zoo_model(name), 1 << 26, max_batch=24)
     asks = loners(24, (60,), (80,))
     names = [server.send(ask) for ask in asks]
@@ -339,7 +339,7 @@ def test_none_is_refused_for_a_batch_that_has_become_too_large(name: str, spare:
 
 
 def test_what_pins_hold_is_said() -> None:
-    """A request that fits only without pins hears of its tenant's, and is served without them."""
+    """A request that fits only without pins is told so, and is served without them."""
     server = ServerFixture(zoo_model("llama"), promised("llama", 300))
     kept, long = words(140, "kept"), words(server.limit - 8, "long")
     server.serve([Ask([*kept, 1], 1)])

@@ -168,7 +168,7 @@ async def leave(session: aiohttp.ClientSession, kind: Kind, number: int, pieces:
 
 
 def told(answer: dict[str, Any]) -> Any:
-    """What of an answer its request alone decides: ids are drawn, and rounding moves numbers."""
+    """Parts of an answer that its request alone decides: no drawn ids, no rounded numbers."""
     shown = []
     for choice in answer["choices"]:
         message = choice.get("message", {})

@@ -97,7 +97,7 @@ def test_what_was_preempted_comes_back_from_disk(name: str, tmp_path: Path) -> N
     """Where its state was left to the disk meanwhile, it is read from there."""
     preempted = Preempted(name, disk=tmp_path / "disk")
     preempted.decoding(4)
-    preempted.server.save()  # squeezed as it is now, nobody waits for the disk
+    preempted.server.save()  # in so little memory no request waits for the disk
     preempted.server.squeeze()
     preempted.server.save()
     preempted.server.assembly.cache.evict(0)

@@ -87,7 +87,7 @@ def test_each_waits_for_no_more_than_it_shares(*, exact: bool) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_whoever_waits_resumes_where_prompts_part(name: str, *, exact: bool) -> None:
-    """Nobody said where that is: the checkpoint is taken because another waits."""
+    """No client said where that is: the checkpoint is taken because another request waits."""
     server = ServerFixture(zoo_model(name), BUDGET, exact=exact)
     prompt = words(LONG, "long")
     asks = [Ask([*prompt[: n * CHUNK], *words(11, n)], 3, at=2) for n in (6, 10)]
@@ -115,7 +115,7 @@ def test_nobody_waits_for_what_cannot_be_shared(name: str) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("chunks", [2, 6])
 def test_what_is_awaited_is_not_passed_over(chunks: int, *, exact: bool) -> None:
-    """Whoever waits for a long prompt's beginning does not wait for shorter ones as well."""
+    """A request that waits for a long prompt's beginning does not wait for shorter ones too."""
     server = ServerFixture(zoo_model("llama"), BUDGET, exact=exact)
     prompt = words(LONG, "long")
     begun(server, prompt)

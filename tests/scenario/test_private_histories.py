@@ -45,7 +45,7 @@ class Crowd:
     def turn(
         self, after: Callable[[], None] = lambda: None, gap: int = 0, answer: int = ANSWER
     ) -> None:
-        """Have all send their history and read an answer; what they send next is longer."""
+        """Send every agent's history and read an answer; the next history is longer."""
         asks = [
             Ask(list(history), answer, tag=str(number), at=gap * number)
             for number, history in enumerate(self.histories)
@@ -116,7 +116,7 @@ def test_a_sequence_that_runs_alone_is_copied_once(tmp_path: Path) -> None:
 
 
 def test_copies_in_the_trie_are_given_back_where_memory_is_short() -> None:
-    """Nobody is preempted for state that a row has copied; it is stored again at the end."""
+    """No sequence is preempted for state that a row has copied; it is stored at the end."""
     loaded = model("llama")
     profile = ServerFixture(loaded, 1 << 28, max_batch=8).assembly.runner.profile
     # Rows of 4 x 600 tokens beside the smaller buffer that they are copied from, and not as much
@@ -152,7 +152,7 @@ def test_copies_in_the_trie_are_given_back_where_memory_is_short() -> None:
     ],
 )
 def test_a_tight_budget_holds(name: str, disk: str, tmp_path: Path) -> None:
-    """What idle agents left is evicted or paged out for those who run."""
+    """State of idle agents is evicted or paged out for the running ones."""
     folder = tmp_path / "d" if disk else None
     loaded = model(name, host_reads=disk != "copied")
     profile = ServerFixture(loaded, 1 << 28, max_batch=8).assembly.runner.profile

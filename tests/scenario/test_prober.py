@@ -26,7 +26,7 @@ SYSTEM = 48
 
 
 class Observation(NamedTuple):
-    """What a prober can find out of one request of its own.
+    """Everything a prober can find out with one request of its own.
 
     Attributes:
         cached: what its answer's usage says, negated: more is sooner.

@@ -34,7 +34,7 @@ def others(count: int) -> list[Ask]:
 
 
 def same(a: Outcome, b: Outcome) -> bool:
-    """Whether two answers, and all the log-probabilities behind them, agree bit by bit."""
+    """Return True if two answers and all their log-probabilities agree bit by bit."""
     return a.tokens == b.tokens and np.array_equal(np.array(a.logprobs), np.array(b.logprobs))
 
 
@@ -107,7 +107,7 @@ def test_exact_answers_are_right(name: str) -> None:
 
 
 def test_short_prompts_are_not_kept() -> None:
-    """What is shorter than the grid leaves nothing behind, and is answered alike."""
+    """A prompt shorter than the grid leaves nothing behind, and is answered alike."""
     bench = Bench("llama", exact=True)
     ask = Ask(words(CHUNK - 5, "short"), 8)
     (first,) = bench.run_together([ask])

@@ -84,7 +84,7 @@ def compiled(
 
 
 def _is_in(schema: Any, place: str) -> bool:
-    """Whether a place is one: its last part may hold dots, which are not told apart here."""
+    """Return True if a place is one; dots in its last part are not told apart here."""
     if not place:
         return True
     if isinstance(schema, list):
@@ -156,7 +156,7 @@ def is_valid(real: Real, answer: str) -> bool:
 def test_a_tiny_model_answers_to_real_schemas(
     tiny: "LoadedModel", capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """What it writes is nonsense, and valid."""
+    """The answers are nonsense, and valid."""
     counts = Counter[str]()
     grammars = compiled(tiny.text, counts, count)
     serve(replaced(zoo_model("llama"), text=tiny.text), tiny.text, grammars, counts, _TOKENS)

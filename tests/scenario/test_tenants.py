@@ -1,4 +1,4 @@
-"""Tenants on one engine: who comes is served at once, and nobody's answer changes by it."""
+"""Tenants on one engine: a newcomer is served at once, and no answer changes by it."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -42,7 +42,7 @@ def _ended(crowded: ServerFixture, name: str) -> bool:
 
 @pytest.mark.parametrize(("name", "exact"), EVERY)
 def test_answers_are_those_of_a_tenant_alone(name: str, *, exact: bool) -> None:
-    """Also of those that yielded their slots in the middle, which somebody did."""
+    """Also of those that yielded their slots in the middle; at least one did."""
     alone, others = undisturbed(name, exact=exact)
     both = server(name, exact=exact)
     told = both.serve([*HEAVY, *LIGHT])
@@ -72,7 +72,7 @@ def test_who_comes_starts_at_once(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "exact"), EVERY)
 def test_batch_answers_yield_to_their_own_tenant(name: str, *, exact: bool) -> None:
-    """What it asks for itself starts with the next step, and no token changes by it."""
+    """Its own request starts with the next step, and no token changes by it."""
     plain, own = HEAVY[: SLOTS + 1], [replace(ask, tenant="heavy") for ask in LIGHT[:2]]
     batch = [replace(ask, priority=Priority.BATCH) for ask in plain]
     crowded = server(name, exact=exact)

@@ -32,7 +32,7 @@ litellm.suppress_debug_info = True  # it would print that it knows no such model
 
 
 class Weather(BaseModel):
-    """What the structured task asks for."""
+    """Answer of the structured task."""
 
     city: str
     degrees: int

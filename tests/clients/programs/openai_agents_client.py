@@ -15,7 +15,7 @@ exec(os.environ["RECIPE"], RECIPE)
 
 
 class Weather(BaseModel):
-    """What the structured task asks for."""
+    """Answer of the structured task."""
 
     city: str
     degrees: int
