@@ -1,6 +1,8 @@
 """What a model's state takes in memory, and what computing takes besides. Pure figures."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 GROWTH = 256
@@ -102,29 +104,23 @@ class StateSizes:
         return self.token * tokens // max(1, self.layers)
 
 
-FITTED = 128
-"""Tokens of the longest chunk that is fitted to where attention is computed in blocks."""
-
 SMALL = 2**16
 """Bytes that are reserved besides, for arrays of a few numbers."""
-
-UNBROKEN = 1 << 30
-"""Tokens of a block where attention is not computed in blocks."""
 
 UNFORESEEN = 1.25
 """What is reserved, as a multiple of what was measured."""
 
 _MOST = 8.0
-"""What is reserved at most, as a multiple of what was fitted, whatever a chunk took."""
+"""What is reserved at most, as a multiple of what was measured, whatever a chunk took."""
 
 
 @dataclass
 class _Excess:
-    """What chunks of about one size took more than was fitted.
+    """What chunks of about one size took more than was measured before.
 
     Attributes:
         nbytes: of the one that took the most more.
-        share: of what was fitted, of the one that took the most more by this.
+        share: of what was measured, of the one that took the most more by this.
     """
 
     nbytes: float = 0.0
@@ -137,32 +133,27 @@ class _Excess:
 
 @dataclass
 class Transients:
-    """Bytes that computing takes besides the state, and gives back.
+    """Bytes that computing takes besides the state, and gives back: measured peaks, interpolated.
 
-    Fitted to chunks at load. Where one takes more later, what is smaller is taken to need more by
-    the same share, and what is larger by the same bytes: a short chunk that took three times what
-    was fitted says nothing of that kind about one that takes a hundred times as much.
+    Between two lengths a peak is on the line through theirs; after the longest one it also grows by
+    the pairs of its tokens, if it did so before. In the context it is linear. If a chunk takes more
+    later, a smaller chunk is expected to take more by the same share, and a larger one by the same
+    bytes: a short chunk that took three times its estimate says little of one that takes a hundred
+    times as much.
 
     Attributes:
-        base: of any chunk.
-        token: of each token more.
-        context: of each token that they look at, themselves included.
-        pair: of each token and each that it looks at: scores that are not fused away.
-        block: tokens of a chunk that look at a time.
-        within: of each pair of its own tokens, in chunks longer than FITTED: masks that a model
-            makes of a whole chunk, and scores of layers that look no further.
-        step: tokens of a chunk whose own pairs are computed at a time.
+        lengths: tokens of the measured chunks, ascending.
+        near: peaks of these at the start of a prompt.
+        far: peaks of these after a context.
+        context: tokens of that context.
     """
 
-    base: float
-    token: float
-    context: float
-    pair: float
-    block: int = UNBROKEN
-    within: float = 0.0
-    step: int = UNBROKEN
+    lengths: tuple[int, ...]
+    near: tuple[float, ...]
+    far: tuple[float, ...]
+    context: int
     _seen: dict[int, _Excess] = field(default_factory=dict, init=False, repr=False)
-    """By powers of two of what was fitted."""
+    """By powers of two of what was measured."""
 
     def estimate(self, tokens: int, context: int) -> int:
         """Estimate a chunk's peak, in bytes, over what was there before or stays after it.
@@ -193,15 +184,43 @@ class Transients:
         return max((excess.of(fitted) for excess in self._seen.values()), default=0.0)
 
     def unreserved(self, tokens: int, context: int) -> float:
-        """What was fitted, in bytes, with nothing besides for what was learned or is unforeseen.
+        """What was measured, in bytes, with nothing besides for what was learned or is unforeseen.
 
         Args:
             tokens: of the chunk.
             context: tokens before these.
         """
-        each = self.context + self.pair * min(tokens, self.block)
-        within = self.within * max(0, min(tokens, self.step) - FITTED) ** 2
-        return self.base + self.token * tokens + each * (context + tokens) + within + SMALL
+        near, far = self._at(self.near, tokens), self._at(self.far, tokens)
+        return near + max(0.0, far - near) * context / self.context + SMALL
+
+    def _at(self, peaks: tuple[float, ...], tokens: int) -> float:
+        """Interpolate peaks of the lengths."""
+        lengths, slopes = self.lengths, self._slopes(peaks)
+        if tokens <= lengths[0]:
+            return max(peaks[0] - slopes[0] * (lengths[0] - tokens), peaks[0] * tokens / lengths[0])
+        place = min(bisect_left(lengths, tokens), len(lengths) - 1)
+        found = peaks[place] + slopes[place - 1] * (tokens - lengths[place])
+        if tokens > lengths[-1]:
+            found += self._of_pairs() * (tokens - lengths[-1]) * (tokens - lengths[-2])
+        return found
+
+    def _slopes(self, peaks: tuple[float, ...]) -> list[float]:
+        """Bytes of a token more, from each length to the next."""
+        return [
+            (more - fewer) / (longer - shorter)
+            for (shorter, fewer), (longer, more) in pairwise(zip(self.lengths, peaks, strict=True))
+        ]
+
+    def _of_pairs(self) -> float:
+        """Bytes of each pair of tokens of a chunk: of scores, or of masks of the whole chunk.
+
+        Scores are of all that a token looks at: they show in what a token takes after a context.
+        """
+        near, far = self._slopes(self.near), self._slopes(self.far)
+        masks = 0.0
+        if len(near) > 1:
+            masks = (near[-1] - near[-2]) / (self.lengths[-1] - self.lengths[-3])
+        return max(0.0, masks, (far[-1] - near[-1]) / self.context)
 
 
 class MemoryProfile:

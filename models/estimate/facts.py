@@ -27,6 +27,7 @@ _EMBEDDED = 134_515_008  # numbers of the embedded model
 _SCORE = 4  # bytes of a score that is not fused away
 _SCALE_AND_BIAS = 2  # numbers that a group of quantised ones shares
 _LENGTH = 8
+_CHUNKS, _BEFORE = (33, 512, 2048), 2048  # tokens of estimated chunks, and before them
 _LONGEST = 100 << 20  # bytes of a header; the format's own bound
 _GROUP = 64  # numbers that share a scale, where the configuration does not say it
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -111,12 +112,12 @@ def estimated_profile(
         expanded += width * heads * config.number("qk_nope_head_dim")
         expanded += width * heads * config.number("v_head_dim")
         scores += width * heads
-    transients = Transients(
-        base=0.0,
-        token=float(width * (_HIDDEN * hidden + _INNER * inner + 3 * heads * size)),
-        context=float(expanded),
-        pair=float(scores),
+    token = width * (_HIDDEN * hidden + _INNER * inner + 3 * heads * size)
+    near, far = (
+        tuple(float(token * n + (expanded + scores * n) * (before + n)) for n in _CHUNKS)
+        for before in (0, _BEFORE)
     )
+    transients = Transients(_CHUNKS, near, far, _BEFORE)
     vocab = config.number("vocab_size", default=1 << 17)
     return MemoryProfile(sizes, transients, vocab, contiguous=False)
 

@@ -2,48 +2,34 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from ..backends import Backend
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
-from ..memory_profile import (
-    FITTED,
-    GROWTH,
-    SMALL,
-    UNBROKEN,
-    UNFORESEEN,
-    MemoryProfile,
-    Ring,
-    StateSizes,
-    Transients,
-)
+from ..memory_profile import GROWTH, MemoryProfile, Ring, StateSizes, Transients
 from ..runtime import peak_of
 from .measured import key_of, measured_once
 
-_FEW, _LONG = 33, 97  # tokens of chunks
-_CONTEXT = 1024  # tokens before chunks
-# Where attention is not cut into blocks. How far launching is ahead of computing, and with it how
-# much is not free yet, grows with the work of a chunk until it is ahead by a layer and more.
-_LONG_FUSED, _CONTEXT_FUSED = 512, 2048
-_MANY = 256  # tokens of a chunk, and before it, that show whether it is cut into blocks
-_MOST = 512  # tokens of a chunk that show what is not cut though attention is
+# Tokens of measured chunks, and before them: from a block of attention to the next, and across the
+# step of a recurrence. Where attention is one kernel, a chunk takes what its tokens take. How far
+# launching is ahead of computing, and with it how much is not free yet, grows with the work of a
+# chunk until it is ahead by a layer and more: short chunks say too little there.
+_IN_BLOCKS, _BEFORE_BLOCKS = (33, 128, 256, 512), 1024
+_FUSED, _BEFORE_FUSED = (33, 512), 2048
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
 _SHORT = 0.1  # the same of a run whose operations take about as long as their launch
 _FEWEST = 5  # runs of these: a busy machine makes them seem longer
 _SLOW = 2.0  # seconds of one in which operations take far longer than their launch
 _ALIKE = 0.98  # of the highest peak, that is as high
-_GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
-_NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 12  # of what is kept
+_FORMAT = 13  # of what is kept
 
 
 def measure(
@@ -70,23 +56,25 @@ def measure(
         of: the names of the model and of its backend there.
     """
     sizes = measure_sizes(layout, prefill)
-    names = {field.name for field in fields(Transients) if field.init}
+    lengths, context = _probes(backend.block)
+    names = [f"{tokens} after {before}" for before in (0, context) for tokens in lengths]
 
     def figures() -> dict[str, float]:
         found = measure_transients(layout, prefill, backend.block)
-        return {name: getattr(found, name) for name in names}
+        return dict(zip(names, found.near + found.far, strict=True))
 
     versions = getattr(mx, "__version__", "")
     key = key_of(_FORMAT, versions, *of, contiguous, multiple, sizes)
-    found: dict[str, Any] = dict(measured_once(folder, key, names, figures))
-    whole = {name: int(found[name]) for name in ("block", "step")}
-    return MemoryProfile(
-        sizes,
-        Transients(**(found | whole)),
-        vocab_size,
-        contiguous=contiguous,
-        multiple=multiple,
-    )
+    found = measured_once(folder, key, set(names), figures)
+    peaks = tuple(found[name] for name in names)
+    near, far = peaks[: len(lengths)], peaks[len(lengths) :]
+    transients = Transients(lengths, near, far, context)
+    return MemoryProfile(sizes, transients, vocab_size, contiguous=contiguous, multiple=multiple)
+
+
+def _probes(block: int | None) -> tuple[tuple[int, ...], int]:
+    """Tokens of the chunks that are measured, and of the context of the second ones."""
+    return (_FUSED, _BEFORE_FUSED) if block is None else (_IN_BLOCKS, _BEFORE_BLOCKS)
 
 
 def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
@@ -115,7 +103,7 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
 
 
 def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> Transients:
-    """Compute short and longer chunks, at the start and after a context, and fit the peaks.
+    """Measure the peaks of short and longer chunks, at the start and after a context.
 
     Args:
         layout: the model's.
@@ -123,37 +111,12 @@ def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> 
         block: tokens that attend at a time; None where attention is one kernel.
     """
     peak = Peaks(layout, prefill)
-    long, context = (_LONG_FUSED, _CONTEXT_FUSED) if block is None else (_LONG, _CONTEXT)
-    probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
-    peaks = np.array([peak(*probe) for probe in probes], float)
-    seen = [tokens + before for tokens, before in probes]
-    features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
-    solved = np.linalg.solve(np.array(features, float), peaks)
-    fitted = Transients(*np.maximum(solved, 0).tolist())
-    if block is not None:
-        _fit_blocks(fitted, peak, block)
-    return fitted
-
-
-def _fit_blocks(fitted: Transients, peak: "Peaks", block: int) -> None:
-    """Find out whether attention is computed in blocks of a chunk.
-
-    Some models bring an attention, or scores, of their own: of all of a chunk together. If some
-    of their layers only do, the peak lies between, and grows with the chunk like the larger. A
-    recurrence that is computed in steps grows with the pairs of one.
-    """
-    fitted.block = block
-    if peak(_MANY, _MANY) > _NOISE * fitted.worst_case(_MANY, _MANY) / UNFORESEEN:
-        fitted.block = UNBROKEN
-    more = {}
-    for tokens in (_MANY, _MOST):
-        expected, seen = fitted.worst_case(tokens, 0) / UNFORESEEN, peak(tokens, 0)
-        more[tokens] = seen - expected + SMALL if seen > _NOISE * expected else 0.0
-    if more[_MOST] < _GROWS * more[_MANY]:
-        fitted.step = _MANY
-    for tokens, above in more.items():
-        pairs = (min(tokens, fitted.step) - FITTED) ** 2
-        fitted.within = max(fitted.within, above / pairs)
+    lengths, context = _probes(block)
+    near, far = (
+        tuple(accumulate((float(peak(tokens, before)) for tokens in lengths), max))
+        for before in (0, context)
+    )
+    return Transients(lengths, near, far, context)
 
 
 class Peaks:

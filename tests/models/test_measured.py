@@ -105,7 +105,9 @@ def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     measured: list[Transients] = []
 
     def noisy(*_: Any, **__: Any) -> Transients:
-        measured.append(Transients(1e5 + 7e4 * (len(measured) % 4), 100.0, 50.0, 1.0))
+        base = 1e5 + 7e4 * (len(measured) % 4)
+        peaks = tuple(base + 150 * tokens for tokens in (33, 128, 256, 512))
+        measured.append(Transients((33, 128, 256, 512), peaks, peaks, 1024))
         return measured[-1]
 
     monkeypatch.setattr(memory_probe, "measure_transients", noisy)
