@@ -1,4 +1,4 @@
-"""What an answer is held to, by its request and by how its model writes."""
+"""The grammar of an answer, from its request and the way its model writes."""
 
 import operator
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ def test_a_call_has_the_models_own_form(
 
 
 def test_content_in_harmony_has_its_header(codec: "TextCodec") -> None:
-    """What is asked for is the channel `final`'s, behind free thoughts."""
+    """The grammar constrains the channel `final`, behind free thoughts."""
     talk = Conversation(messages=[Message(role="user", content="Look!")])
     held = conversation_grammar(
         GrammarCompiler(codec), codec.template, talk, JSONObject(), "t", opened=False
@@ -93,7 +93,7 @@ def test_content_in_harmony_has_its_header(codec: "TextCodec") -> None:
     assert {text: follow(codec, held.grammar, text) for text in texts} == texts
 
 
-def test_what_one_tenant_compiled_is_not_found_by_another(codec: "TextCodec") -> None:
+def test_grammars_are_not_shared_between_tenants(codec: "TextCodec") -> None:
     """The time that a schema takes tells nothing of what other tenants have used."""
     compiler, schema = GrammarCompiler(codec), JSONObject()
     talk = Conversation(messages=[Message(role="user", content="Look!")])

@@ -28,18 +28,18 @@ TALK, OTHER = OrderKey("m", "conversation", "talk"), OrderKey("m", "conversation
 
 
 def arrive(arrivals: Arrivals, tenant: str, name: str, within: float | None = None) -> Arrival:
-    """Have a request come."""
+    """Note that a request has come."""
     caller, wait = Caller(tenant), Wait(time.monotonic(), within)
     return arrivals.arrive(name, caller, Share(BodyBudget(1 << 20)), wait)
 
 
 async def _settle() -> None:
-    """Let whoever can go on do so."""
+    """Let the tasks run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def test_who_came_first_goes_first() -> None:
+async def test_requests_of_a_conversation_keep_their_order() -> None:
     """Of one conversation, however late the first one is read; others do not wait."""
     arrivals = Arrivals()
     first, stranger, second, other = (arrive(arrivals, t, "r") for t in ("a", "b", "a", "a"))
@@ -65,8 +65,8 @@ async def test_who_came_first_goes_first() -> None:
     assert len(arrivals) == 0
 
 
-async def test_each_says_what_it_waits_for() -> None:
-    """And for how long it did what before; a tenant hears of its own alone."""
+async def test_activities_of_each_request() -> None:
+    """With the seconds of each activity; a tenant sees its own requests alone."""
     clock = FakeClock()
     arrivals = Arrivals(clock)
     first = arrive(arrivals, "a", "one")
@@ -98,7 +98,7 @@ async def test_each_says_what_it_waits_for() -> None:
     assert arrivals.describe(9) == []
 
 
-async def test_who_follows_nobody_waits_for_nobody() -> None:
+async def test_a_request_without_keys_does_not_wait() -> None:
     """A request without a name goes on at once, and so do those after it."""
     arrivals = Arrivals()
     unread, nameless, named = (arrive(arrivals, "a", "r") for _ in range(3))
@@ -109,7 +109,7 @@ async def test_who_follows_nobody_waits_for_nobody() -> None:
     await asyncio.wait_for(named.wait_for_earlier(), 1)
 
 
-async def test_who_waits_for_another_model_keeps_nobody() -> None:
+async def test_requests_for_different_models_do_not_wait() -> None:
     """An agent's session asks several models, of which one may be loaded for minutes."""
     arrivals = Arrivals()
     loading, loaded = (arrive(arrivals, "a", "r") for _ in range(2))
@@ -118,7 +118,7 @@ async def test_who_waits_for_another_model_keeps_nobody() -> None:
     await asyncio.wait_for(loaded.wait_for_earlier(), 1)
 
 
-async def test_who_gives_up_keeps_nobody() -> None:
+async def test_a_request_that_gives_up_lets_others_go_on() -> None:
     """A turn that is cancelled, and a request that ends before its turn, let others go on."""
     arrivals = Arrivals()
     first, second, third = (arrive(arrivals, "a", "r") for _ in range(3))
@@ -139,7 +139,7 @@ async def test_who_gives_up_keeps_nobody() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_any_order_of_reading(seed: int) -> None:
-    """Whoever is read when: each line leaves in the order in which it came, and all do."""
+    """Requests with a common key leave in the order in which they came, and all do."""
     rng, arrivals = random.Random(seed), Arrivals()  # noqa: S311  (no secret)
     lines = [TALK, OTHER, OrderKey("m", "session", "s"), OrderKey("m", "response", "r")]
     gone: list[int] = []
@@ -168,7 +168,7 @@ async def test_any_order_of_reading(seed: int) -> None:
             assert one == sorted(one)
 
 
-def test_what_a_request_follows() -> None:
+def test_order_keys() -> None:
     """A conversation by its name; else the response it goes on with, and its agent's session."""
     plain, goes_on, named = (
         decode(json.dumps({"model": "m", "input": "x", **more}).encode(), ResponsesRequest)
@@ -212,15 +212,15 @@ class Slow(Service):
         return Generations([], before_queue=arrival.queue)
 
     async def ask(self, arrival: Arrival) -> None:
-        """Have a request generate, as handlers do."""
+        """Generate, as handlers do."""
         arrival.set_keys([TALK])
         body = decode(b'{"prompt": "x"}', CompletionRequest)
         async with await self.generate(body, arrival):
             pass
 
 
-async def test_what_is_tokenised_later_is_queued_first() -> None:
-    """If it came first; who has waited for it as long as it may hears so."""
+async def test_a_request_tokenised_later_is_queued_first() -> None:
+    """If it came first; a request that waited too long for it is late."""
     service, arrivals = Slow(), Arrivals()
     large, small = (arrive(arrivals, "a", name) for name in ("large", "small"))
     hasty = arrive(arrivals, "a", "hasty", within=0.01)

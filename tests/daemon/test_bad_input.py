@@ -458,7 +458,7 @@ def test_methods_that_are_allowed_are_named(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_garbage_instead_of_http(tiny_daemon: RunningDaemon) -> None:
-    """What is not HTTP at all gets a 400, and the next request is served."""
+    """Bytes that are not HTTP get a 400, and the next request is served."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(str(tiny_daemon.socket))

@@ -43,7 +43,7 @@ JSON = st.recursive(
 class TestTheBudget:
     """Bytes of all bodies together."""
 
-    def test_what_is_given_back_can_be_taken_again(self) -> None:
+    def test_released_bytes_can_be_taken_again(self) -> None:
         """A share ends with its block, however that ends."""
         budget = BodyBudget(4 * MIB)
         with budget.share() as share:
@@ -71,7 +71,7 @@ class TestTheBudget:
             assert (budget.used, first.nbytes) == (3 * MIB, MIB)
 
     def test_large_ones_leave_a_part_to_small_ones(self) -> None:
-        """Whoever holds back large bodies shuts out no chat."""
+        """Large bodies that are held back shut out no chat."""
         budget = BodyBudget(8 * MIB)
         with budget.share() as large, budget.share() as another, budget.share() as small:
             large.resize(6 * MIB)
@@ -92,7 +92,7 @@ class TestTheBudget:
             with pytest.raises(UnavailableError, match="bodies of tenant b are in flight"):
                 share.resize(MIB)
 
-    def test_large_bodies_of_one_tenant_leave_room_to_those_of_another(self) -> None:
+    def test_large_bodies_of_one_tenant_leave_room_for_others(self) -> None:
         """A quarter of the budget, of which the other one has three quarters."""
         budget = BodyBudget(64 * MIB)
         with budget.share() as first, budget.share() as second, budget.share() as third:
@@ -120,7 +120,7 @@ class TestTheBudget:
                 share.resize(4 * MIB + 1)
 
     @pytest.mark.parametrize("limit", [MIB, MIB + MIB // 5, 2 * MIB, 8 * MIB])
-    def test_what_never_fits_is_told_apart(self, limit: int) -> None:
+    def test_a_body_that_never_fits_has_its_own_error(self, limit: int) -> None:
         """The most that one may take is taken where there is no other; a byte more never is."""
         budget = BodyBudget(limit)
         with budget.share() as share:
@@ -150,7 +150,7 @@ class TestCounting:
     """Values are counted without decoding them."""
 
     @given(value=JSON, block=st.integers(2, 9), indent=st.sampled_from([None, 1]))
-    def test_it_is_what_a_parser_counts(self, value: Any, block: int, indent: int | None) -> None:
+    def test_counts_agree_with_a_parser(self, value: Any, block: int, indent: int | None) -> None:
         """Wherever blocks end: inside strings, before and after backslashes."""
         body = bytearray(json.dumps(value, indent=indent).encode())
         count = separators(value)
@@ -162,7 +162,9 @@ class TestCounting:
                     check_values(body, count - 1)
 
     @pytest.mark.parametrize("block", [2, 3, 64, 1 << 16])
-    def test_what_is_no_json_ends_too(self, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bytes_that_are_no_json_end_too(
+        self, block: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Any bytes are counted in one pass, or refused."""
         monkeypatch.setattr(bodies, "_BLOCK", block)
         monkeypatch.setattr(bodies, "MAX_ESCAPES", 1000)
@@ -278,7 +280,7 @@ def test_bodies_in_flight_are_bounded(short_path: Path, tiny_dir: Path) -> None:
         assert daemon.post({**good, "user": "x" * (13 * MIB)}).status == 413
 
 
-def test_what_never_fits_is_not_told_to_come_back(short_path: Path, tmp_path: Path) -> None:
+def test_a_body_that_never_fits_has_no_retry_after(short_path: Path, tmp_path: Path) -> None:
     """Alone or not, such a prompt or body gets a 413; one that fits alone waits for its turn."""
     from ..tiny import tiny_model_dir  # noqa: PLC0415  (it imports mlx.core)
 

@@ -43,7 +43,7 @@ def daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the daemon has closed a connection on which nothing is to be read."""
+    """Return True if the daemon has closed a connection on which nothing is to be read."""
     connection.setblocking(False)
     try:
         return connection.recv(1, socket.MSG_PEEK) == b""
@@ -56,7 +56,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def is_served(daemon: RunningDaemon) -> bool:
-    """Whether a connection is let in."""
+    """Return True if a connection is let in."""
     with suppress(ConnectionError):
         return daemon.request("GET", "/health").status == 200
     return False
@@ -84,7 +84,7 @@ class TestTheBound:
         assert daemon.log().count("too many connections") == 1
 
     def test_one_with_a_request_is_not_closed(self, daemon: RunningDaemon) -> None:
-        """Who waits for an answer keeps the connection, however many come after."""
+        """A client that waits for an answer keeps its connection, however many come after."""
         connection, response = daemon.stream(
             {"messages": [{"role": "user", "content": "x"}], **LONG}
         )
@@ -169,7 +169,7 @@ class TestDeadlines:
     """`header_timeout` and `idle_timeout`; the shared daemon's are short."""
 
     def test_a_silent_connection_is_closed(self, tiny_daemon: RunningDaemon) -> None:
-        """Who connects and says nothing is not answered."""
+        """A client that sends nothing is not answered."""
         with connected(tiny_daemon.socket) as connection:
             assert read_to_end(connection) == b""
 
@@ -230,8 +230,10 @@ class TestPipelining:
         assert tokens == [1 + number % 3 for number in range(count)]
 
     @pytest.mark.parametrize("padding", [0, 100_000])
-    def test_who_leaves_is_noticed(self, tiny_daemon: RunningDaemon, padding: int) -> None:
-        """What runs ends and what waits never begins, however much was sent ahead."""
+    def test_a_client_that_leaves_is_noticed(
+        self, tiny_daemon: RunningDaemon, padding: int
+    ) -> None:
+        """The running request ends and later ones never start, however much was sent ahead."""
         before = tiny_daemon.status()["engine"]["generation_tokens"]
         with connected(tiny_daemon.socket) as connection:
             for _ in range(3):
@@ -241,7 +243,9 @@ class TestPipelining:
         assert tiny_daemon.status()["engine"]["generation_tokens"] - before < LONG["max_tokens"]
         assert "finish=cancelled" in tiny_daemon.log().splitlines()[-1]
 
-    def test_who_leaves_is_noticed_within_a_step(self, smollm2_daemon: RunningDaemon) -> None:
+    def test_a_client_that_leaves_is_noticed_within_a_step(
+        self, smollm2_daemon: RunningDaemon
+    ) -> None:
         """With a real model's steps, and more sent ahead than aiohttp takes."""
         with connected(smollm2_daemon.socket) as connection:
             connection.sendall(chat_request(logit_bias={"2": -100}, **LONG) * 100)
@@ -251,8 +255,10 @@ class TestPipelining:
         # One was under way, one may have begun before the loop heard, and one drops the sequence.
         assert smollm2_daemon.status()["engine"]["steps"] - steps <= 3
 
-    def test_who_leaves_after_many_small_ones_is_noticed(self, tiny_daemon: RunningDaemon) -> None:
-        """At 32 requests aiohttp stops reading; that hides nobody."""
+    def test_a_client_that_leaves_after_many_requests_is_noticed(
+        self, tiny_daemon: RunningDaemon
+    ) -> None:
+        """At 32 requests aiohttp stops reading; a client that leaves is noticed all the same."""
         before = tiny_daemon.status()["engine"]["generation_tokens"]
         with connected(tiny_daemon.socket) as connection:
             connection.sendall(chat_request(**LONG) * 100)
@@ -261,7 +267,7 @@ class TestPipelining:
         assert tiny_daemon.status()["engine"]["generation_tokens"] - before < LONG["max_tokens"]
 
     def test_too_much_is_cut_off(self, tiny_daemon: RunningDaemon) -> None:
-        """Nobody fills the daemon's memory with requests that wait for their turn."""
+        """Requests that wait for their turn do not fill the daemon's memory."""
         with connected(tiny_daemon.socket) as connection:
             connection.sendall(chat_request(**LONG))
             with pytest.raises((BrokenPipeError, ConnectionResetError)):
@@ -301,7 +307,7 @@ def test_a_request_behind_an_answer_that_is_read_late(tiny_daemon: RunningDaemon
 
 
 def test_nothing_piles_up_behind_an_answer_that_is_not_read(tiny_daemon: RunningDaemon) -> None:
-    """What is sent ahead then is left to the kernel, which holds little."""
+    """Bytes sent ahead then stay with the kernel, which holds few."""
     body = 50 << 20
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {body}\r\n\r\n"
     with connected(tiny_daemon.socket) as connection:

@@ -42,7 +42,7 @@ def test_session(headers: dict[str, str], name: str | None) -> None:
 
 
 def test_no_client_can_name_the_conversation_of_a_second_answer() -> None:
-    """Whatever it is called, it waits for nobody's request."""
+    """A request without a conversation waits for no other, whatever its id is."""
     assert conversation_of_choice("mine", 0) == "mine"
     names = {
         conversation_of_choice(name, choice) for name in ("mine", "mine.1") for choice in (1, 2)
@@ -64,7 +64,7 @@ def test_a_name_that_is_given_must_be_one() -> None:
         assert (refusal.value.status, refusal.value.param) == (400, "conversation")
 
 
-def test_what_goes_on_keeps_its_conversation() -> None:
+def test_a_continued_prompt_keeps_its_conversation() -> None:
     """Later turns keep it; other first messages and other system prompts have their own."""
     first = place_of(None, "s", talk("hello"))
     assert str(first.conversation).startswith("s/")
@@ -84,7 +84,7 @@ def test_texts_that_begin_alike_are_one_conversation() -> None:
     assert place_of(None, None, tokens) != place_of(None, None, [7, *tokens])
 
 
-def test_what_is_named_is_strictly_one_after_another() -> None:
+def test_named_conversations_run_one_request_at_a_time() -> None:
     """The rest start in order, by session or by how they begin, and no client can name that."""
     assert place_of("mine", "s", talk("hello")) == Place("mine")
     units = {

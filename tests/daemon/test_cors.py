@@ -78,7 +78,7 @@ def test_other_pages_are_refused(open_daemon: RunningDaemon) -> None:
         assert reply.headers["Vary"] == "Origin"
 
 
-def test_what_a_page_of_another_site_embeds_is_refused(open_daemon: RunningDaemon) -> None:
+def test_requests_embedded_by_other_sites_are_refused(open_daemon: RunningDaemon) -> None:
     """An image or a script is asked for without an origin; who opens the address is no page."""
     for route in ("/status", "/v1/models", "/v1/models/tiny", "/v1/models/none", "/cache/nodes"):
         reply = over_tcp(open_daemon, "GET", route, {"Sec-Fetch-Site": "cross-site"})
@@ -123,7 +123,7 @@ def test_a_rebound_name_stays_out(open_daemon: RunningDaemon) -> None:
 
 
 def test_off_by_default(tiny_daemon: RunningDaemon) -> None:
-    """Nobody is named, so browsers hear nothing, on this machine's own pages too."""
+    """Without named origins browsers get no headers, on this machine's own pages too."""
     own = over_tcp(tiny_daemon, "POST", CHAT, {"Origin": "http://localhost:3000"}, ASK)
     assert (own.status, own.headers.get(ALLOW), own.headers.get("Vary")) == (200, None, None)
     foreign = over_tcp(tiny_daemon, "POST", CHAT, {"Origin": PAGE}, ASK)

@@ -1,4 +1,4 @@
-"""Two thousand clients at once, and one that does not read: nobody is lost, nobody waits."""
+"""Two thousand clients at once, and one that does not read: all are served in time."""
 
 import asyncio
 import resource
@@ -36,7 +36,7 @@ WAITING = 400  # requests that may wait
 SPARE = 200  # file descriptors that this process and the daemon need besides the clients'
 CHANNEL_LIMIT = 4096  # tokens that may pile up for a client, see docs/http/streams.md
 LONG = 300  # tokens of the answers that are read
-FEW = 3  # steps in which a token may not have come to everyone: somebody joined or left
+FEW = 3  # steps in which a token may not have come to everyone: a sequence joined or left
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def room() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def daemon(long_tiny_dir: Path, room: int) -> Iterator[RunningDaemon]:
-    """A daemon that inherits the raised limit, and cuts nobody off for the time it takes.
+    """A daemon that inherits the raised limit, and cuts no client off for the time it takes.
 
     It runs few requests at once: however fast it is, two thousand are more than it can take.
     """
@@ -220,7 +220,7 @@ def test_a_slow_reader_does_not_slow_the_others(daemon: RunningDaemon) -> None:
     eventually(lambda: is_idle(daemon), PATIENCE)
     with unread(daemon):
         beside = Readers(daemon)
-        # They are done, and nobody has read a byte of the slow one's answer.
+        # They are done, and not a byte of the slow one's answer was read.
         assert len(beside.seen) == 4
         assert beside.texts == alone.texts
         pairs = zip(beside.idle_steps, alone.idle_steps, strict=True)

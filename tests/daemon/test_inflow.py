@@ -1,4 +1,4 @@
-"""What clients send: in slices, in order, held back while it is ahead, and bounded."""
+"""Clients' bytes: in slices, in order, held back while they are ahead, and bounded."""
 
 import asyncio
 import hashlib
@@ -91,7 +91,7 @@ def test_a_large_read_is_given_in_slices() -> None:
     asyncio.run(scenario())
 
 
-def test_what_comes_later_waits_for_its_turn() -> None:
+def test_later_bytes_wait_for_their_turn() -> None:
     """Also where aiohttp holds and goes on in between, more than once a turn."""
 
     async def scenario() -> None:
@@ -117,7 +117,7 @@ def test_what_comes_later_waits_for_its_turn() -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_ahead_waits_and_the_transport_reads() -> None:
+def test_bytes_ahead_wait_while_the_transport_reads() -> None:
     """A client that leaves is seen, whatever aiohttp wants; then its next request comes."""
 
     async def scenario() -> None:
@@ -142,7 +142,7 @@ def test_what_is_ahead_waits_and_the_transport_reads() -> None:
 
 
 def test_nothing_is_taken_behind_an_answer_that_is_not_read() -> None:
-    """What comes then stays with the kernel, but for one read."""
+    """Later bytes stay with the kernel, except one read."""
 
     async def scenario() -> None:
         world = World()
@@ -158,7 +158,7 @@ def test_nothing_is_taken_behind_an_answer_that_is_not_read() -> None:
     asyncio.run(scenario())
 
 
-def test_only_what_is_ahead_is_bounded() -> None:
+def test_only_bytes_ahead_are_bounded() -> None:
     """A body may be as large as it likes; a byte too many sent ahead is not taken."""
 
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_only_what_is_ahead_is_bounded() -> None:
     asyncio.run(scenario())
 
 
-def test_who_sent_most_ahead_makes_room() -> None:
+def test_the_client_with_most_ahead_is_cut_off() -> None:
     """Not who came last with little; and what is lost with a connection counts no more."""
 
     async def scenario() -> None:
@@ -297,7 +297,7 @@ def request(body: bytes, chunk: int = 0, path: str = "/") -> bytes:
 
 
 def digest(body: bytes) -> str:
-    """What the server answers to a body."""
+    """Return the server's answer to a body."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -330,8 +330,8 @@ def test_pipelined_requests_arrive_unchanged(chunk: int) -> None:
     served(scenario)
 
 
-def test_who_leaves_while_bytes_are_held_is_noticed() -> None:
-    """What was handled ends, and what was sent ahead never begins nor counts."""
+def test_a_client_that_leaves_while_bytes_are_held_is_noticed() -> None:
+    """Its handled request ends, and the one sent ahead never begins nor counts."""
 
     async def scenario(server: Server) -> None:
         _, writer = await connect(server)
@@ -345,7 +345,7 @@ def test_who_leaves_while_bytes_are_held_is_noticed() -> None:
     served(scenario)
 
 
-def test_who_leaves_behind_a_request_without_a_body_is_noticed() -> None:
+def test_a_client_that_leaves_behind_a_get_is_noticed() -> None:
     """It is whole from the start: the transport reads on, whatever follows it."""
 
     async def scenario() -> None:
@@ -359,7 +359,7 @@ def test_who_leaves_behind_a_request_without_a_body_is_noticed() -> None:
     asyncio.run(scenario())
 
 
-def test_who_says_that_nothing_follows_has_left() -> None:
+def test_a_half_closed_connection_ends() -> None:
     """Half-closed right behind a body of many slices, the connection ends all the same."""
 
     async def scenario(server: Server) -> None:

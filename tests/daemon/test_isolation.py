@@ -69,7 +69,7 @@ def test_a_tenant_sees_its_own_nodes_and_the_operator_all(tiny_daemon: RunningDa
 
 
 def test_a_prompt_is_cached_for_whoever_sent_it(tiny_daemon: RunningDaemon) -> None:
-    """`cached_tokens` of another tenant's prompt is that of one that nobody has sent."""
+    """`cached_tokens` of another tenant's prompt is that of a prompt never sent."""
     over_tcp(tiny_daemon, "POST", "/cache/clear")
     tiny_daemon.post(chat(SECRET))
     assert cached(tiny_daemon.post(chat(SECRET))) > 100, "so that the next line can fail"
@@ -78,7 +78,7 @@ def test_a_prompt_is_cached_for_whoever_sent_it(tiny_daemon: RunningDaemon) -> N
 
 
 def test_the_only_user_watches_over_tcp(tiny_daemon: RunningDaemon) -> None:
-    """Without keys, tables and other addresses whoever asks runs the daemon: nothing is withheld.
+    """Without keys, tables and other addresses the client runs the daemon and sees all.
 
     What is stored of prompts stays apart all the same.
     """
@@ -199,7 +199,7 @@ def test_prompts_are_shared_by_configuration(short_path: Path, tiny_dir: Path) -
 def test_a_stop_while_prompts_are_shared_leaves_nothing_unsaved(
     short_path: Path, long_tiny_dir: Path
 ) -> None:
-    """What is computed by then is written, and the disk tier is closed in order."""
+    """State computed by then is written, and the disk tier is closed in order."""
     files = [short_path / "short.txt", short_path / "long.txt"]
     for file, times in zip(files, (10, 250), strict=True):
         file.write_text(f"{file.name} once upon a time. " * times)

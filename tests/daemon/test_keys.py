@@ -28,10 +28,10 @@ def path(tmp_path: Path) -> Path:
 
 
 class TestTheFile:
-    """What is written, and by whom it may be read."""
+    """The file's content, and its readers."""
 
     def test_a_key_has_all_its_entropy_and_stays_nowhere(self, path: Path) -> None:
-        """It is 32 random bytes; the file has its digest only, and nobody else may read it."""
+        """It is 32 random bytes; the file has its digest only, and no other user may read it."""
         key, text = add_key(path, "research", proxy=True)
         assert re.fullmatch(r"umbel-[\w-]{43}", text)
         assert text != add_key(path, "research")[1]
@@ -98,8 +98,8 @@ class TestTheFile:
             add_key(tmp_path / "file" / "keys.json", "a")
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-    def test_what_root_writes_is_the_daemons(self, path: Path) -> None:
-        """The file belongs to whoever has the folder, and then to whoever has the file."""
+    def test_a_file_that_root_writes_is_the_daemons(self, path: Path) -> None:
+        """The file belongs to the folder's owner, and later to the file's."""
         path.parent.mkdir()
         os.chown(path.parent, 12345, 12346)
         add_key(path, "a")
@@ -109,7 +109,7 @@ class TestTheFile:
         assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (23456, 0o600)
 
     def test_a_link_stays_a_link(self, path: Path, tmp_path: Path) -> None:
-        """What it leads to is replaced, not the link."""
+        """The link's target is replaced, not the link."""
         real = tmp_path / "real.json"
         path.parent.mkdir()
         path.symlink_to(real)
@@ -158,7 +158,7 @@ def test_a_file_that_all_can_read_is_warned_of(path: Path) -> None:
     assert (warning["log_level"], warning["advice"]) == ("warning", "chmod 600")
 
 
-def test_what_is_no_file_is_told(path: Path) -> None:
+def test_a_path_that_is_no_file_is_an_error(path: Path) -> None:
     """A FIFO keeps nothing waiting, and a link to nothing does not mean that there are no keys."""
     path.parent.mkdir()
     os.mkfifo(path)
@@ -173,7 +173,7 @@ def test_what_is_no_file_is_told(path: Path) -> None:
 
 
 class TestTheRing:
-    """What a running daemon knows of the file."""
+    """A running daemon's knowledge of the file."""
 
     def test_it_follows_the_file(self, path: Path) -> None:
         """A new key is found at once, and a revoked one no more."""
@@ -189,7 +189,7 @@ class TestTheRing:
         assert ring.wanted()
 
     def test_keys_are_asked_for_when_their_file_is_gone(self, path: Path) -> None:
-        """Nobody has one then; the log names the file, once. A file that is back counts."""
+        """No key is valid then; the log names the file, once. A file that is back counts."""
         _, text = add_key(path, "a")
         kept = path.read_bytes()
         ring = KeyRing(path)
@@ -208,7 +208,7 @@ class TestTheRing:
         assert ring.find(text) is not None
 
     def test_it_reads_a_file_once(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nobody who sends wrong keys makes the daemon read."""
+        """Wrong keys do not make the daemon read."""
         add_key(path, "a")
         ring = KeyRing(path)
         ring.read()

@@ -37,7 +37,7 @@ class FailingLoader:
         raise ModelLoadError("its files are cut off")
 
     async def drop(self, slot: ModelSlot) -> None:
-        """Have nothing."""
+        """Drop nothing."""
 
 
 @pytest.mark.parametrize("route", BODIES)

@@ -116,7 +116,7 @@ class Known(Connection):
         self.ended = "displaced"
 
 
-def test_who_makes_room() -> None:
+def test_the_connection_that_makes_room() -> None:
     """An idle one, then the oldest of the tenant that holds most; never one that is answered."""
     connections = Connections(6, header_timeout=1, idle_timeout=1, write_timeout=1)
 

@@ -141,7 +141,7 @@ def test_the_bytes_told_are_the_text(tiny: LoadedModel, tokens: list[int]) -> No
         ("l of x", "the capital of", ["the", " capital", " of"]),  # a false alarm
     ],
 )
-def test_what_a_stop_sequence_cuts_away_is_not_told(
+def test_tokens_behind_a_stop_sequence_are_not_sent(
     smollm2: LoadedModel, stop: str, text: str, told: list[str]
 ) -> None:
     """A token whose first byte comes before the cut is told whole; later ones are not."""
@@ -281,7 +281,7 @@ def test_they_are_counted_and_have_an_end(tiny: LoadedModel) -> None:
     assert held == [3, 3, 3]
 
 
-def test_what_they_take_is_told_in_words() -> None:
+def test_too_many_logprobs_fail_in_words() -> None:
     """The message names the setting, and not the bodies in flight."""
     budget = BodyBudget(1 << 20)
     with budget.share() as share:

@@ -1,4 +1,4 @@
-"""What agents and their tools send that is odd and is served, in all protocols.
+"""Odd requests of agents and their tools that are served, in all protocols.
 
 It stands in the history, or comes with every request: refused, it would end the conversation.
 """
@@ -269,7 +269,7 @@ def test_pictures_inside_documents_of_results(tiny_daemon: RunningDaemon) -> Non
         assert reply.status == 200, reply.body
 
 
-def test_what_a_model_is_told_of_pictures(tiny_daemon: RunningDaemon) -> None:
+def test_pictures_become_text(tiny_daemon: RunningDaemon) -> None:
     """The kind of each, and that it cannot be seen."""
     for part, words in zip(
         PICTURES[chat_history],
@@ -290,7 +290,7 @@ def test_pictures_of_users(tiny_daemon: RunningDaemon, history: History) -> None
         assert tiny_daemon.post(body, path).status == 400
 
 
-def test_claude_code_drops_what_is_refused(tiny_daemon: RunningDaemon) -> None:
+def test_claude_code_drops_refused_fields(tiny_daemon: RunningDaemon) -> None:
     """It looks for these words, and sends the message again without the block."""
     image, document, _ = PICTURES[messages_history]
     for part, words in (

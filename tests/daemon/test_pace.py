@@ -41,7 +41,7 @@ def test_a_flood_is_answered_at_a_rate() -> None:
     assert pace.delay("a") == 0.0
 
 
-def test_who_asks_slowly_never_waits() -> None:
+def test_a_slow_peer_never_waits() -> None:
     """Whatever it asks for in the long run."""
     clock = Clock()
     pace = Pace(clock)

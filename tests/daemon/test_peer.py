@@ -40,7 +40,7 @@ def test_macos(uid: int) -> None:
     assert peer_uid(peer, "darwin") == uid
 
 
-def test_what_is_not_understood_is_nobody() -> None:
+def test_unknown_credentials_are_no_user() -> None:
     """Another version of the struct, a short one, and another system."""
     newer = cast("socket.socket", FakePeer(0, 1, 76, answer=struct.pack("=I", 1) + bytes(72)))
     short = cast("socket.socket", FakePeer(0, 1, 76, answer=bytes(8)))
@@ -50,7 +50,7 @@ def test_what_is_not_understood_is_nobody() -> None:
 
 
 def test_a_user_has_the_name_of_the_table() -> None:
-    """Who is in none has one by number, and who is not known is the default."""
+    """A user in none has a tenant by number, and an unknown user is the default."""
     tenants = {"a": TenantSettings(uids=[1, 2]), "b": TenantSettings(uids=[3])}
     found = [tenant_of_uid(uid, tenants) for uid in (1, 2, 3, 4, None)]
     assert found == ["a", "a", "b", "uid:4", "default"]

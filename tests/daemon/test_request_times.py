@@ -169,8 +169,8 @@ async def test_stages(case: Case) -> None:
         assert measured[f"{name}_sum",] == (line[key] or 0)
 
 
-async def test_first_token_and_those_after_it() -> None:
-    """What the line says of tokens agrees with its stages."""
+async def test_first_token_and_later_tokens() -> None:
+    """The line's times of tokens agree with its stages."""
     line = await Asked().line(QUEUED, FIRST, Step(1, token), Step(2, token), Step(0.5, stopped))
     assert (line["ttft_ms"], line["itl_ms"]) == (6000, 1500.0)
     assert line["ttft_ms"] == (line["queue_s"] + line["prefill_s"]) * 1e3
@@ -190,7 +190,7 @@ async def test_a_slow_reader_is_in_the_total_only() -> None:
     assert [line[key] for key in HISTOGRAMS] == [2, 4, 1, 307]
 
 
-async def test_what_the_queue_refuses_leaves_no_times() -> None:
+async def test_a_request_that_the_queue_refuses_has_no_times() -> None:
     """It is counted as refused, by who answers it."""
     asked = Asked(queue_limit=0)
     with structlog.testing.capture_logs() as lines, pytest.raises(QueueFullError):

@@ -53,7 +53,7 @@ async def test_the_loop_goes_on() -> None:
 
 
 async def test_waits_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks hears of it; an answer goes on, and is stored all the same."""
+    """A look fails in words; an answer goes on, and is stored all the same."""
     monkeypatch.setattr(response_desk, "_TIMEOUT", 0.05)
     async with opened() as (desk, stuck):
         await desk.keep(stuck, 0)
@@ -80,7 +80,7 @@ async def test_few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         await first
 
 
-async def test_what_was_begun_is_finished_before_it_closes() -> None:
+async def test_running_work_is_finished_before_it_closes() -> None:
     """So that a stop loses no response."""
     async with opened() as (desk, stuck):
         done = desk.leave(stuck, 0)
@@ -93,7 +93,9 @@ async def test_what_was_begun_is_finished_before_it_closes() -> None:
         assert stuck.done
 
 
-async def test_what_nobody_waits_for_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_responses_that_wait_to_be_stored_have_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In number and in bytes. What is beyond it is not stored, and the log says so."""
     monkeypatch.setattr(response_desk, "_MOST_KEPT", 2)
     monkeypatch.setattr(response_desk, "_MOST_KEPT_BYTES", 10)
@@ -118,8 +120,8 @@ async def test_what_nobody_waits_for_has_a_bound(monkeypatch: pytest.MonkeyPatch
     assert stored == [0, 2, 5]
 
 
-async def test_what_comes_after_the_end_is_not_stored() -> None:
-    """It raises in nobody's task; who looks hears of it."""
+async def test_a_response_after_the_end_is_not_stored() -> None:
+    """It raises in no task; a look fails in words."""
     async with opened() as (desk, stuck):
         await desk.close()
         with capture_logs() as told:
@@ -131,7 +133,7 @@ async def test_what_comes_after_the_end_is_not_stored() -> None:
     assert not stuck.done
 
 
-async def test_what_cannot_be_stored_is_in_the_log() -> None:
+async def test_a_failed_write_is_in_the_log() -> None:
     """The answer goes on, and so does the desk."""
 
     def fail(_store: ResponseStore) -> None:

@@ -86,14 +86,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResponseSt
 
 
 def is_there(store: ResponseStore, name: str, tenant: str = "a") -> bool:
-    """Whether a response is stored."""
+    """Return True if a response is stored."""
     try:
         return store.get(tenant, name).id == name
     except NoSuchResponseError:
         return False
 
 
-def test_what_is_put_is_found(store: ResponseStore) -> None:
+def test_stored_responses_are_found(store: ResponseStore) -> None:
     """A response, its input and its items."""
     put(store, "r")
     assert store.get("a", "r") == StoredResponse("r", "completed", b"{}", [item("r-out")])
@@ -103,7 +103,7 @@ def test_what_is_put_is_found(store: ResponseStore) -> None:
     assert store.item("a", "nothing") is None
 
 
-def test_what_is_deleted_is_gone(store: ResponseStore) -> None:
+def test_deleted_responses_are_gone(store: ResponseStore) -> None:
     """Its items too; and it can be deleted once."""
     put(store, "r")
     assert store.delete("a", "r") is True
@@ -142,7 +142,7 @@ def test_tenants_see_nothing_of_each_other(store: ResponseStore) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-def test_nothing_goes_on_with_what_has_no_answer(store: ResponseStore, status: str) -> None:
+def test_unfinished_responses_cannot_be_continued(store: ResponseStore, status: str) -> None:
     """The status is said; the response itself can be read."""
     put(store, "r", status=status)
     with pytest.raises(UnfinishedResponseError, match=status):
@@ -163,7 +163,7 @@ def test_a_chain_has_a_bound(store: ResponseStore) -> None:
 
 
 def test_a_chain_with_a_gap_is_not_there(store: ResponseStore) -> None:
-    """What a deleted response said is not gone on with."""
+    """A deleted response cannot be continued."""
     put(store, "1")
     put(store, "2", previous="1")
     store.delete("a", "1")
@@ -172,7 +172,7 @@ def test_a_chain_with_a_gap_is_not_there(store: ResponseStore) -> None:
     assert is_there(store, "2")
 
 
-def test_what_is_old_is_gone(tmp_path: Path) -> None:
+def test_expired_responses_are_gone(tmp_path: Path) -> None:
     """Before it is collected, and also after."""
     clock = Clock()
     with opened(tmp_path, clock=clock) as store:
@@ -210,7 +210,7 @@ def test_a_clock_that_was_ahead_loses_nothing(tmp_path: Path) -> None:
         assert is_there(store, "r")
 
 
-def test_the_budget_takes_what_was_used_longest_ago() -> None:
+def test_the_budget_removes_the_least_recently_used() -> None:
     """Going on with a response counts as use, of all that came before it too."""
     with opened(None, 11_000) as store:
         for name in ("1", "2", "3"):
@@ -247,7 +247,7 @@ def test_more_than_the_budget_is_not_kept(store: ResponseStore) -> None:
     assert store.total() == 0
 
 
-def test_a_restart_finds_what_there_was(tmp_path: Path) -> None:
+def test_a_restart_finds_stored_responses(tmp_path: Path) -> None:
     """Also with a smaller budget: then what fits of it."""
     with opened(tmp_path) as store:
         put(store, "1", size=3000)
@@ -262,7 +262,7 @@ def test_a_restart_finds_what_there_was(tmp_path: Path) -> None:
 
 
 def test_the_file_is_private(tmp_path: Path) -> None:
-    """Nobody else reads what was said, and a link is not followed."""
+    """No other user can read the file, and a link is not followed."""
     with opened(tmp_path) as store:
         put(store, "r")
         assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
@@ -279,8 +279,8 @@ def test_the_file_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"no database at all" * 500, b"SQLite format 3\0" + b"x" * 9000]
 )
-def test_a_damaged_file_is_begun_anew(tmp_path: Path, damage: bytes) -> None:
-    """What was stored is lost, and the store goes on, on disk."""
+def test_a_damaged_file_is_made_again(tmp_path: Path, damage: bytes) -> None:
+    """Stored responses are lost, and the store goes on, on disk."""
     (tmp_path / FILE).write_bytes(damage)
     with opened(tmp_path) as store:
         put(store, "r")
@@ -289,7 +289,7 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path, damage: bytes) -> None:
         assert is_there(store, "r")
 
 
-def test_a_file_of_another_format_is_begun_anew(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_made_again(tmp_path: Path) -> None:
     """A later version may have written it."""
     database = sqlite3.connect(tmp_path / FILE)
     database.executescript("CREATE TABLE t (a); PRAGMA user_version = 99;")
@@ -300,7 +300,7 @@ def test_a_file_of_another_format_is_begun_anew(tmp_path: Path) -> None:
 
 
 def test_a_file_damaged_while_it_is_open(tmp_path: Path) -> None:
-    """The first who notices begins it anew."""
+    """The first transaction that notices makes it again."""
     with opened(tmp_path) as store:
         for number in range(50):
             put(store, f"r{number}", size=100_000)
@@ -323,7 +323,7 @@ def test_a_folder_that_cannot_be_used_means_memory(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_now(tmp_path: Path) -> None:
-    """What cannot be written is not stored; what cannot be read is a 503, and there later."""
+    """A failed write stores nothing; a failed read is a 503, and the response is there later."""
     with opened(tmp_path) as store:
         put(store, "before")
         real = store._database._database
@@ -348,7 +348,7 @@ class Failing:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3000), st.booleans()), max_size=30),
     st.integers(0, 12_000),
 )
-def test_the_bytes_that_are_counted_are_those_that_are_there(
+def test_counted_bytes_are_those_of_the_rows(
     puts: list[tuple[str, int, bool]], budget: int
 ) -> None:
     """Whatever comes in which order, for whom, and is deleted again."""

@@ -119,7 +119,7 @@ def test_one_goes_on_with_another(tiny_daemon: RunningDaemon) -> None:
     assert f"conversation={first['id']}" in line
 
 
-def test_what_was_said_is_not_computed_again(tiny_daemon: RunningDaemon) -> None:
+def test_a_continued_response_reuses_its_state(tiny_daemon: RunningDaemon) -> None:
     """Going on finds the state of what came before."""
     first = respond(tiny_daemon, input="the agent reads the plan and writes the code " * 4)
     second = respond(tiny_daemon, input="more", previous_response_id=first["id"])
@@ -127,7 +127,7 @@ def test_what_was_said_is_not_computed_again(tiny_daemon: RunningDaemon) -> None
     assert cached >= first["usage"]["input_tokens"]
 
 
-def test_get_is_what_was_answered(tiny_daemon: RunningDaemon) -> None:
+def test_get_returns_the_answer(tiny_daemon: RunningDaemon) -> None:
     """Whole and streamed; also while the connection of the stream is open."""
     whole = respond(tiny_daemon, metadata={"a": "b"}, include=["message.output_text.logprobs"])
     assert get(tiny_daemon, whole["id"]).json() == whole
@@ -166,7 +166,7 @@ def test_items_by_reference(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_delete(tiny_daemon: RunningDaemon) -> None:
-    """What is deleted is gone, for every route; and so is what went on with it."""
+    """A deleted response is gone, for every route; and so are those that continue it."""
     first = respond(tiny_daemon)
     second = respond(tiny_daemon, previous_response_id=first["id"])
     reply = tiny_daemon.request("DELETE", f"{ROUTE}/{first['id']}")
@@ -182,7 +182,7 @@ def test_delete(tiny_daemon: RunningDaemon) -> None:
         assert error["message"] == f"Previous response with id '{name}' not found."
 
 
-def test_what_shall_not_be_stored_is_not(tiny_daemon: RunningDaemon) -> None:
+def test_store_false_stores_nothing(tiny_daemon: RunningDaemon) -> None:
     """Nor is what was refused."""
     name = respond(tiny_daemon, store=False)["id"]
     assert get(tiny_daemon, name).status == 404
@@ -256,7 +256,7 @@ def test_delete_while_it_is_made(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_keepalives_are_events(tiny_daemon: RunningDaemon) -> None:
-    """While a request waits for another, its client hears of it in events with numbers."""
+    """While a request waits for another, its client gets events with numbers."""
     blocking, first, name = begin(tiny_daemon)
     until(first, "response.output_text.delta")
     connection, waiting, _ = begin(tiny_daemon, max_output_tokens=2)
@@ -300,8 +300,8 @@ def test_items_that_will_be_stored_count_until_the_end(
 
 
 @pytest.mark.slow
-def test_a_restart_keeps_what_was_said(short_path: Path, long_tiny_dir: Path) -> None:
-    """On disk, for whoever goes on; without a disk it is gone, and so it is in a small budget."""
+def test_a_restart_keeps_stored_responses(short_path: Path, long_tiny_dir: Path) -> None:
+    """On disk they are found; without a disk they are gone, and so they are in a small budget."""
     with running(short_path, long_tiny_dir) as daemon:
         first = respond(daemon)
     with running(short_path, long_tiny_dir, fresh=True) as daemon:
@@ -317,7 +317,7 @@ def test_a_restart_keeps_what_was_said(short_path: Path, long_tiny_dir: Path) ->
 
 
 def test_a_damaged_store_does_not_stop_the_daemon(short_path: Path, long_tiny_dir: Path) -> None:
-    """What was stored is lost, with a warning."""
+    """Stored responses are lost, with a warning."""
     with running(short_path, long_tiny_dir) as daemon:
         first = respond(daemon)
     (short_path / "disk" / "responses.sqlite").write_bytes(b"nothing known" * 500)
@@ -328,7 +328,7 @@ def test_a_damaged_store_does_not_stop_the_daemon(short_path: Path, long_tiny_di
 
 
 def test_tenants_on_socket_and_tcp(tiny_daemon: RunningDaemon) -> None:
-    """What one of them was answered is not there for the other."""
+    """The responses of one are not there for the other."""
     name = respond(tiny_daemon)["id"]
     connection = HTTPConnection("127.0.0.1", tiny_daemon.tcp_port(), timeout=60)
     try:

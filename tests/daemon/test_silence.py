@@ -17,7 +17,7 @@ async def of_no_end() -> None:
 
 
 async def takes_too_long(silence: Silence, wait: Awaitable[None]) -> None:
-    """Have a wait cut off, after all of its time."""
+    """Check that a wait is cut off after all of its time."""
     start = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
         await silence.bound(wait)
@@ -67,7 +67,7 @@ def test_one_timer_serves_many_waits() -> None:
             await silence.bound(asyncio.sleep(0))
         assert timers == [SECONDS]
         del loop.call_later
-        await asyncio.sleep(2 * SECONDS)  # it rings while nobody waits
+        await asyncio.sleep(2 * SECONDS)  # it rings while no task waits
         loop.call_later = call_later
         await takes_too_long(silence, of_no_end())
         silence.close()
@@ -90,8 +90,8 @@ def test_a_wait_that_began_late_has_all_its_time() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["alone", "as it rings"])
-def test_who_is_cancelled_stays_so(*, late: bool) -> None:
-    """Whoever cancels the task is heard, also where the wait takes too long in that moment."""
+def test_a_cancelled_task_stays_cancelled(*, late: bool) -> None:
+    """A cancellation of the task works, also if the wait takes too long in that moment."""
 
     async def run() -> None:
         silence = Silence(SECONDS if late else 60.0)
@@ -109,7 +109,7 @@ def test_who_is_cancelled_stays_so(*, late: bool) -> None:
 
 
 def test_no_timer_is_left() -> None:
-    """Who has closed it holds nothing."""
+    """A closed one holds nothing."""
 
     async def run() -> None:
         silence = Silence(60.0)
@@ -124,7 +124,7 @@ def test_no_timer_is_left() -> None:
 
 
 def test_a_task_is_needed() -> None:
-    """What no task waits for cannot be cancelled."""
+    """A wait outside of a task cannot be cancelled."""
 
     async def run() -> None:
         silence, found = Silence(60.0), []

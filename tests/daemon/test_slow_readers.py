@@ -74,7 +74,7 @@ async def serve(parts: Endless, folder: Path, write_timeout: float) -> tuple[web
 
 
 @pytest.mark.parametrize("size", [100, 1000, 200_000], ids=["tokens", "lines", "more than is held"])
-async def test_who_stops_reading_is_cut_off(size: int, tmp_path: Path) -> None:
+async def test_a_client_that_stops_reading_is_cut_off(size: int, tmp_path: Path) -> None:
     """Within the bound for one event: what is not read stays in few buffers."""
     parts = Endless(size, 1 << 40)
     runner, path = await serve(parts, tmp_path, 0.3)
@@ -92,7 +92,7 @@ async def test_who_stops_reading_is_cut_off(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 200_000])
-async def test_who_reads_hears_everything(size: int, tmp_path: Path) -> None:
+async def test_a_client_that_reads_gets_everything(size: int, tmp_path: Path) -> None:
     """In parts that a transport takes at once, and in others."""
     parts = Endless(size, 50)
     runner, path = await serve(parts, tmp_path, BOUND)

@@ -18,7 +18,7 @@ from .running import RunningDaemon
 
 
 def connects(path: Path) -> bool:
-    """Whether somebody listens on the path."""
+    """Return True if a process listens on the path."""
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(path))
@@ -65,7 +65,7 @@ def test_path_is_free_after_close(short_path: Path) -> None:
 
 
 def test_stale_socket_is_replaced(short_path: Path) -> None:
-    """What a killed daemon left behind does not keep the next one from starting."""
+    """The socket of a killed daemon does not keep the next one from starting."""
     path = short_path / "u.sock"
     program = (
         "import os, sys; from pathlib import Path;"
@@ -80,7 +80,7 @@ def test_stale_socket_is_replaced(short_path: Path) -> None:
 
 
 def test_close_leaves_a_foreign_socket(short_path: Path) -> None:
-    """A path that has become somebody else's is not removed."""
+    """A path that another process took is not removed."""
     path = short_path / "u.sock"
     listener = UnixListener(path)
     path.unlink()
@@ -128,7 +128,7 @@ def test_folder_open_to_others_is_refused(short_path: Path) -> None:
 
 @pytest.fixture
 def make_foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Make a path another user's: really where we are root, else by being somebody else."""
+    """Make a path another user's: really if we are root, else by being another user."""
 
     def make(path: Path) -> None:
         if os.geteuid() == 0:
@@ -198,7 +198,7 @@ def test_lock_follows_no_link(short_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["precious", "12 34\n", "1234\nand more", "1234", " "])
-def test_lock_spares_what_it_did_not_make(short_path: Path, content: str) -> None:
+def test_lock_spares_files_of_others(short_path: Path, content: str) -> None:
     """A file that holds anything but a process's id is not written into."""
     lock = short_path / "u.sock.lock"
     lock.write_text(content)
@@ -208,7 +208,7 @@ def test_lock_spares_what_it_did_not_make(short_path: Path, content: str) -> Non
 
 
 def test_lock_spares_a_file_with_two_names(short_path: Path) -> None:
-    """What has another name belongs to something else, even if it looks like a lock."""
+    """A file of another name belongs to something else, even if it looks like a lock."""
     other = short_path / "other"
     other.write_text("4321\n")
     (short_path / "u.sock.lock").hardlink_to(other)
@@ -250,7 +250,7 @@ def test_lock_of_another_user_is_refused(
 
 
 def test_stale_lock_is_taken(short_path: Path) -> None:
-    """What a daemon wrote, or was about to write, when it was killed is no obstacle."""
+    """The content that a killed daemon wrote, or was about to write, is no obstacle."""
     for content in ("4194304\n", ""):
         (short_path / "u.sock.lock").write_text(content)
         with UnixListener(short_path / "u.sock"):

@@ -1,4 +1,4 @@
-"""What is left for a tenant while another floods the cache with new prompts, or the queue."""
+"""A tenant's share while another floods the cache with new prompts, or the queue."""
 
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -64,7 +64,7 @@ def flood_disk(daemon: RunningDaemon, key: str, first: int) -> None:
 
 
 def on_disk(daemon: RunningDaemon) -> bool:
-    """Whether everything that was computed is written."""
+    """Return True if all computed state is written."""
     disk = daemon.status()["disk"]
     return bool(disk["writes"]) and not disk["queued_bytes"]
 
@@ -145,9 +145,7 @@ def test_a_flood_leaves_the_floor_on_disk(
 
 
 @pytest.mark.slow
-def test_who_sends_without_end_leaves_places_to_wait_in(
-    short_path: Path, long_tiny_dir: Path
-) -> None:
+def test_a_flooding_tenant_leaves_places_to_others(short_path: Path, long_tiny_dir: Path) -> None:
     """Eight times those that are free are its part; another tenant is let in, and answered."""
     words, keys = flags(short_path, "0", "--max-waiting", "10", "--max-batch", "1")
     body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}

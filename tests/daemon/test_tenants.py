@@ -1,4 +1,4 @@
-"""Who a request's tenant is, and what the door opens to it: models and priorities."""
+"""A request's tenant, and its rights: models and priorities."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class Office(NamedTuple):
         return {"Authorization": f"Bearer {self.keys[tenant]}", **extra}
 
     def logged(self, reply: Reply) -> str:
-        """What the log says of a request that was answered."""
+        """Return the log line of a request that was answered."""
         assert reply.status == 200, reply.body
         name = reply.headers["x-request-id"]
         line = rf"event=request request={name} .*"
@@ -124,7 +124,7 @@ def refusal(reply: Reply) -> tuple[int, str | None]:
 
 
 class TestIdentity:
-    """A key names its tenant; without one the user does on the socket, and nobody does on TCP."""
+    """A key names its tenant; without one the user does on the socket, and TCP has the default."""
 
     @pytest.mark.parametrize("tcp", [False, True])
     def test_a_key_names_its_tenant(self, office: Office, *, tcp: bool) -> None:
@@ -144,7 +144,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize("tcp", [False, True])
     def test_a_wrong_key(self, office: Office, *, tcp: bool) -> None:
-        """What looks like a key of ours and is none is refused everywhere, in each dialect."""
+        """An unknown key of umbel's form is refused everywhere, in each dialect."""
         wrong = {"Authorization": f"Bearer {office.keys['research'][:-1]}"}
         reply = office.ask(wrong, tcp=tcp)
         assert refusal(reply) == (401, "invalid_api_key")
@@ -166,7 +166,7 @@ class TestIdentity:
     def test_a_file_of_keys_that_goes_opens_nothing(
         self, short_path: Path, long_tiny_dir: Path
     ) -> None:
-        """TCP asks for keys still, and nobody has one but who is back with the file."""
+        """TCP still asks for keys, and only the file's own keys, once it is back, are valid."""
         config, keys_file = short_path / "umbel.toml", short_path / "keys.json"
         config.write_text("port = 0")
         _, text = add_key(keys_file, "guest")
@@ -203,7 +203,7 @@ class TestIdentity:
             connection.sendall(head.encode())
             assert read_reply(connection).status == 400
 
-    def test_nobody_else_names_tenants(self, office: Office) -> None:
+    def test_only_proxies_name_tenants(self, office: Office) -> None:
         """Neither by a key, nor by the daemon's own, nor as a user, be it one's own name."""
         for headers in ({}, {"x-api-key": "secret"}, office.bearer("research")):
             for name in ("gateway", "research", "me"):
@@ -215,7 +215,7 @@ class TestIdentity:
 
 
 def test_an_open_port_closes_with_the_first_key(short_path: Path, long_tiny_dir: Path) -> None:
-    """And stays closed when the last one is revoked: somebody wants keys to be asked for."""
+    """And stays closed when the last one is revoked: the operator wants keys to be asked for."""
     keys_file = short_path / "k.json"
     with running(short_path, long_tiny_dir, "--port", "0", "--keys-file", str(keys_file)) as daemon:
         office = Office(daemon, keys_file, {})
@@ -234,7 +234,7 @@ class TestModels:
     """A model that a tenant may not use is not there for it."""
 
     def test_it_is_as_if_there_were_none(self, office: Office) -> None:
-        """The answer differs from that for a name nobody has in the name alone, on each route."""
+        """The answer differs from that for an unknown name in the name alone, on each route."""
         small = office.bearer("small")
         for route, body in (
             (CHAT, ASK),
@@ -284,7 +284,7 @@ class TestModels:
         assert told["research"]["model"]["name"] == "one"
         assert told["small"]["model"]["name"] == "two"
 
-    def test_who_may_use_none(self, office: Office) -> None:
+    def test_a_tenant_that_may_use_no_model(self, office: Office) -> None:
         """Gets an empty list, and a 404 without a name too."""
         none = office.bearer("none")
         listed = office.daemon.request("GET", "/v1/models", headers=none).json()
@@ -333,7 +333,7 @@ class TestMonitor:
             assert told["models"][0][of_all] is None, of_all
 
     def test_it_is_no_operator(self, office: Office) -> None:
-        """It shares no prompts; and a proxy makes nobody one."""
+        """It shares no prompts; and a tenant that a proxy names is none."""
         pin = {"name": "x", "system": "You are one of many.", "shared": True}
         shared = office.ask(office.bearer("watch"), pin, route="/cache/pins")
         assert refusal(shared) == (403, "operator_only")
@@ -342,7 +342,7 @@ class TestMonitor:
         assert told["engine"] is None
 
     def test_it_is_said_of_one_tenant(self) -> None:
-        """The table of `default`, which holds for all without one, makes nobody else one."""
+        """The table of `default`, which holds for all without one, makes no other tenant one."""
         tables = {"default": TenantSettings(monitor=True)}
         request = cast("web.Request", SimpleNamespace(headers={}))
         assert is_monitor(request, "default", tables)
@@ -402,7 +402,7 @@ class TestPriority:
         ({}, "default", socket.AF_INET, "a", False),
     ],
 )
-def test_who_is_the_only_user(
+def test_the_only_user(
     changes: dict[str, Any], tenant: str, family: int, header: str | None, *, alone: bool
 ) -> None:
     """Over TCP on loopback, without keys, tables and proxies."""

@@ -54,7 +54,7 @@ async def begun(stages: Stages) -> None:
     assert await asyncio.to_thread(stages.begun.wait, PATIENCE)
 
 
-async def test_it_returns_what_the_work_returns(workers: Workers) -> None:
+async def test_the_result_of_the_work_is_returned(workers: Workers) -> None:
     """And raises what it raises."""
     assert await workers.run(lambda _: threading.current_thread().name, SMALL, "t") != "MainThread"
     with pytest.raises(ZeroDivisionError):
@@ -73,8 +73,8 @@ async def test_large_bodies_do_not_keep_small_ones_waiting(workers: Workers) -> 
     assert await asyncio.gather(*tasks) == ["done"] * 3
 
 
-async def test_who_has_left_frees_the_thread_at_the_next_stage(workers: Workers) -> None:
-    """What is under way ends there; what waited for the thread never begins."""
+async def test_an_abandoned_request_frees_its_thread_at_the_next_stage(workers: Workers) -> None:
+    """Running work ends there; waiting work never begins."""
     running, waiting, after = Stages(), Stages(), Stages()
     tasks = [asyncio.create_task(workers.run(each, LARGE, "t")) for each in (running, waiting)]
     await begun(running)
@@ -87,7 +87,7 @@ async def test_who_has_left_frees_the_thread_at_the_next_stage(workers: Workers)
     assert (running.ended, waiting.begun.is_set()) == ("abandoned", False)
 
 
-async def test_what_waits_for_nobody_is_let_go(workers: Workers) -> None:
+async def test_abandoned_work_is_released(workers: Workers) -> None:
     """The body of a request that was cancelled while it waited for a thread is not kept."""
     first = Stages()
     running = asyncio.create_task(workers.run(first, LARGE, "t"))
@@ -120,7 +120,7 @@ async def test_cancelling_starts_no_more_threads(workers: Workers) -> None:
 
 
 async def test_the_time_is_bounded() -> None:
-    """Who is too late hears so at once, also in the middle of a stage, and the work ends."""
+    """A late request fails at once, also in the middle of a stage, and the work ends."""
     workers, late = Workers(4, 0.05, TenantUse()), Stages()
     with pytest.raises(DeadlineExceededError):
         await workers.run(late, LARGE, "t")
@@ -162,8 +162,8 @@ async def test_one_that_has_a_place_is_not_refused(workers: Workers) -> None:
     assert await asyncio.gather(*let_in, *running) == ["done"] * 4
 
 
-async def test_what_is_counted_elsewhere_counts_once() -> None:
-    """Who has a place keeps that one while it waits for a thread; others take one there."""
+async def test_a_request_counted_elsewhere_counts_once() -> None:
+    """A request with a place keeps it while it waits for a thread; others take one there."""
     use = TenantUse()
     elsewhere, workers, first = use.join(), Workers(9, PATIENCE, use), Stages()
     running = asyncio.create_task(workers.run(first, LARGE, "t"))
@@ -181,7 +181,7 @@ async def test_what_is_counted_elsewhere_counts_once() -> None:
     workers.close()
 
 
-async def test_a_free_thread_refuses_nobody() -> None:
+async def test_a_free_thread_refuses_no_request() -> None:
     """A tenant that may have one waiting has as many at once as there are threads."""
     workers = Workers(9, PATIENCE, TenantUse(lambda _: Terms(waiting=1)))
     pair = [workers.run(lambda _: "done", SMALL, "t") for _ in range(2)]
@@ -189,11 +189,11 @@ async def test_a_free_thread_refuses_nobody() -> None:
     workers.close()
 
 
-async def test_what_fails_lets_its_body_go(workers: Workers) -> None:
+async def test_failed_work_releases_its_body(workers: Workers) -> None:
     """At once, not when garbage is collected: its bytes are given back to the budget."""
 
     class Body:
-        """What a request says."""
+        """The content of a request."""
 
     def fail(body: Body) -> None:
         raise ZeroDivisionError(str(body))
@@ -213,7 +213,7 @@ async def test_what_fails_lets_its_body_go(workers: Workers) -> None:
         gc.enable()
 
 
-async def test_who_has_left_takes_no_turn() -> None:
+async def test_an_abandoned_request_takes_no_turn() -> None:
     """A tenant whose requests were cancelled is next as soon as one that sent none."""
     workers, first = Workers(100, PATIENCE, TenantUse()), Stages()
     order: list[str] = []
@@ -319,8 +319,8 @@ async def test_places_are_left_for_others() -> None:
     workers.close()
 
 
-async def test_who_waits_when_it_closes_waits_no_longer() -> None:
-    """What has not begun is cancelled, and counts no more."""
+async def test_closing_cancels_waiting_work() -> None:
+    """Work that has not begun is cancelled, and counts no more."""
     use = TenantUse()
     workers, first = Workers(4, PATIENCE, use), Stages()
     tasks = [asyncio.create_task(workers.run(first, LARGE, "t")) for _ in range(3)]
