@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # The most places that a folder may have. Lower a number when you mend places; never raise one.
 ALLOWED = {
     "cachestore": 11,
-    "daemon": 358,
+    "daemon": 189,
     "models": 83,
     "scheduler": 0,
     "src": 0,
     "tests/cachestore": 113,
-    "tests/daemon": 253,
+    "tests/daemon": 157,
     "tests/models": 97,
     "tests/scheduler": 0,
 }
