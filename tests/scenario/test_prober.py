@@ -5,7 +5,9 @@ Whatever it observes of a right guess must be what it observes of a wrong one. T
 against its own tenant's prompts is the control: there it must tell them apart.
 """
 
+import math
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -16,13 +18,24 @@ from umbel.cachestore.tries import SHARED
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo
-from ..probing import auc, chance
 from .memory_tools import Ask, ServerFixture, words, zoo_model
 
 LENGTH = 40
 """Tokens of a prompt that is guessed: more than a request waits for another's prefill for."""
 SYSTEM = 48
 """Tokens of the prompt that all begin with, where one is shared."""
+
+
+def auc(hits: Sequence[float], misses: Sequence[float]) -> float:
+    """Return the chance that the smaller of a random pair is a hit; 0.5 if nothing can be told."""
+    smaller = sum(hit < miss for hit in hits for miss in misses)
+    equal = sum(hit == miss for hit in hits for miss in misses)
+    return (smaller + equal / 2) / (len(hits) * len(misses))
+
+
+def chance(hits: int, misses: int) -> float:
+    """Return how far from 0.5 `auc` lies by chance, once in 15,000 tries of a true 0.5."""
+    return 4 * math.sqrt((hits + misses + 1) / (12 * hits * misses))
 
 
 class Observation(NamedTuple):

@@ -1,23 +1,32 @@
-"""A short form of `benchmarks/fairness.py`: its bars are reached, and its sums are right."""
+"""Short forms of benchmarks: they run, their bars are reached, and their sums are right."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
 
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import attention_plans
+import paging
+import shapes
 from fairness import LEAST_SPEEDUP, LEAST_THROUGHPUT, jain, main, max_min, measure
 from fairness_decisions import Waiting
 from fairness_orders import Fair
 from fairness_server import Costs, PrefixCache, Server
 from fairness_workload import Segment, hoarded, skewed
 
+from umbel.models.backends import prepare as preparing
 from umbel.scheduler.order import Policy, Priority
 from umbel.scheduler.tenants import Terms
 
 from .scheduler.costs import lines_run
+from .shared import AS_GPU, TINY
 
 
 def test_bars_are_reached() -> None:
@@ -131,3 +140,50 @@ def test_what_waits_costs_nothing_beside_a_slot_that_a_tenant_gives_to_itself() 
         lines.append(lines_run(waiting.give_way))
     assert lines[1] <= 1.2 * lines[0] + 100
     assert lines[1] < 20_000
+
+
+def test_attention_plans_measures_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, and run on the CPU: one way attends in fewer shapes than the other."""
+    monkeypatch.setattr(shapes, "choose", lambda: AS_GPU)
+    monkeypatch.setitem(shapes.SHAPES, "small", TINY)
+    seen: list[set[tuple[int, int]]] = []
+    real = mx.fast.scaled_dot_product_attention
+
+    def prepare(model: Any, policy: Any) -> None:
+        seen.append(set())
+        preparing.prepare(model, policy)
+
+    def attend(queries: mx.array, keys: mx.array, values: mx.array, **more: Any) -> mx.array:
+        if seen:
+            seen[-1].add((queries.shape[2], keys.shape[2]))
+        return real(queries, keys, values, **more)
+
+    monkeypatch.setattr(attention_plans, "prepare", prepare)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attend)
+    sizes = ["--conversations", "2", "--turns", "2", "--most", "300", "--chunk", "64"]
+    out = tmp_path / "found.json"
+    found = attention_plans.main(["--shape", "small", *sizes, "--out", str(out)])
+    assert [one.few for one in found] == [True, False]
+    assert 0 < len(seen[0]) < len(seen[1])
+    for one in found:
+        assert min(one.wall_s, one.chunk_ms, one.first_ms, one.last_ms) > 0
+    assert [each["wall_s"] for each in json.loads(out.read_text())] == [o.wall_s for o in found]
+
+
+def test_paging_measures_each_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one run, on a folder of its own that is gone afterwards."""
+    sizes = ["--agents", "2", "--turns", "2", "--tokens", "300", "--layers", "2", "--heads", "2"]
+    monkeypatch.setattr(sys, "argv", ["paging.py", *sizes, "--folder", str(tmp_path)])
+    paging.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    ways = {line["way"]: line for line in map(json.loads, lines)}
+    assert {"at once", "apart"} <= ways.keys()
+    assert len({way["mib"] for way in ways.values()}) == 1
+    for way in ways.values():
+        assert way["paging_ms_per_gib"] >= way["thread_ms_per_gib"] * 0.9 > 0
+        assert 0 < way["share_of_engine"] < 1
+    assert list(tmp_path.iterdir()) == []
