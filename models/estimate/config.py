@@ -10,13 +10,8 @@ from ..errors import ModelLoadError, ModelNotFoundError
 from .folder import read_object
 
 _CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_context_length",
-    "max_sequence_length",
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("model_max_length", "max_context_length", "max_sequence_length"),
 )
 _HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
 _COUNTS = (
@@ -24,12 +19,10 @@ _COUNTS = (
     *("head_dim", "vocab_size"),
 )
 _MOST_LAYERS = 10_000
-# What a recurrent model without positions is held to: it has no limit of its own, but
-# a request must have one.
-_UNBOUNDED_CONTEXT = 1_048_576
+_UNBOUNDED_CONTEXT = 1_048_576  # of a recurrent model without positions: requests need a limit
 _LONGEST_CONTEXT = (1 << 31) - 1  # tokens that MLX counts; some tools write 1e30 for no limit
 _WITHOUT_POSITIONS = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
-# Not llama3: its factor times its original length is no length that such a model was made for.
+# Without llama3, whose factor times its original length is no supported length.
 _LENGTHENING = frozenset({"yarn", "deepseek_yarn", "telechat3-yarn", "linear", "longrope"})
 
 

@@ -72,7 +72,10 @@ class ModelFacts(NamedTuple):
         width = _FP32 if fp32 else self.weights.width
         sizes = state_sizes(self.config, width)
         if quantization is not None:
-            sizes = _quantised(sizes, width, quantization)
+            bits, group = quantization
+            numbers = sizes.token // width
+            token = numbers * bits // 8 + numbers // group * _SCALE_AND_BIAS * width
+            sizes = replace(sizes, token=token)
         return estimated_profile(self.config, sizes, width, fused=not fp32)
 
 
@@ -81,13 +84,6 @@ def read_facts(directory: Path) -> ModelFacts:
     require_regular(directory)
     config = ModelConfig.read(directory)
     return ModelFacts(config, weights_of(directory, config))
-
-
-def _quantised(sizes: StateSizes, width: int, quantization: KVQuantization) -> StateSizes:
-    bits, group = quantization
-    numbers = sizes.token // width
-    token = numbers * bits // 8 + numbers // group * _SCALE_AND_BIAS * width
-    return replace(sizes, token=token)
 
 
 def estimated_profile(
@@ -123,22 +119,14 @@ def estimated_profile(
 
 
 EMBEDDED = ModelFacts(
-    ModelConfig(
-        {
-            "model_type": "llama",
-            "hidden_size": 576,
-            "num_hidden_layers": 30,
-            "intermediate_size": 1536,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "vocab_size": 49152,
-            "max_position_embeddings": 8192,
-        }
-    ),
-    # Dequantised when it is loaded, whatever computes it.
-    Weights(nbytes=2 * _EMBEDDED, fp32=4 * _EMBEDDED, width=2),
-)
-"""Of SmolLM2-135M-Instruct, whose file says it in another form."""
+    ModelConfig({
+        "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
+        "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "vocab_size": 49152, "max_position_embeddings": 8192,
+    }),
+    Weights(nbytes=2 * _EMBEDDED, fp32=4 * _EMBEDDED, width=2),  # loading always dequantises
+)  # fmt: skip
+"""Facts about SmolLM2-135M-Instruct, as of a folder in mlx-lm's form."""
 
 
 def weights_of(directory: Path, config: ModelConfig) -> Weights:
@@ -199,9 +187,10 @@ def _numbers(tensors: Mapping[str, _Tensor], config: ModelConfig) -> Iterator[in
             continue
         base = name.removesuffix(".weight")
         scales = tensors.get(f"{base}.scales")
-        yield prod(tensor.shape if scales is None else scales.shape) * (
-            1 if scales is None else _group_size(base, config)
-        )
+        if scales is None:
+            yield prod(tensor.shape)
+        else:
+            yield prod(scales.shape) * _group_size(base, config)
 
 
 def _group_size(base: str, config: ModelConfig) -> int:

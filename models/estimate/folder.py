@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ModelLoadError, ModelNotFoundError
 
 INDEX = "model.safetensors.index.json"
-"""The file that names the shards which belong together."""
+"""Names the shards that belong together."""
 
 _MOST_BYTES = 128 << 20  # of a file that is read as a whole; tokenizers have up to 40 MB
 _READ_WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
@@ -77,7 +77,8 @@ def weight_files(directory: Path) -> list[Path]:
     try:
         index = read_object(directory / INDEX)
     except FileNotFoundError:
-        files = _unlisted(directory)
+        whole = directory / "model.safetensors"
+        files = [whole] if whole.exists() else sorted(directory.glob("model*.safetensors"))
     else:
         files = [directory / name for name in _named(directory, index)]
     missing = [path.name for path in files if not path.is_file()]
@@ -103,11 +104,6 @@ def _require_readable(path: Path, mode: int, nbytes: int) -> None:
         raise ModelLoadError(
             f"cannot read {path}: it has {nbytes} bytes, and umbel reads {_MOST_BYTES} at most"
         )
-
-
-def _unlisted(directory: Path) -> list[Path]:
-    whole = directory / "model.safetensors"
-    return [whole] if whole.exists() else sorted(directory.glob("model*.safetensors"))
 
 
 def _named(directory: Path, index: dict[str, Any]) -> list[str]:

@@ -40,8 +40,7 @@ _Weights = Sequence[tuple[str, mx.array]]
 def open_checkpoint(directory: Path) -> tuple[Any, dict[str, Any], list[Path]]:
     """Build a model whose weights are read when they are evaluated.
 
-    Returns:
-        The model, its configuration as mlx-lm completes it, and the files of its weights.
+    Returns the model, its configuration as mlx-lm completes it, and the files of its weights.
 
     Raises:
         ModelNotFoundError: the folder holds no configuration, or no weights.
@@ -52,34 +51,23 @@ def open_checkpoint(directory: Path) -> tuple[Any, dict[str, Any], list[Path]]:
         raise ModelLoadError(f"its classes are in {code}, and {NO_CODE}")
     files = weight_files(directory)
     with TemporaryDirectory(prefix="umbel-") as private:
-        links = Path(private)
-        names = {str(_link(links, number, file)): str(file) for number, file in enumerate(files)}
-        _copy_configuration(directory, links)
+        links, names = Path(private), dict[Path, Path]()
+        for number, file in enumerate(files):
+            link = links / f"model-{number:05}.safetensors"
+            link.symlink_to(file.resolve())
+            names[link] = file
+        (links / "generation_config.json").write_text(json.dumps(generation_config(directory)))
+        for name in ("config.json", "hf_quant_config.json"):
+            if (directory / name).exists():
+                (links / name).write_text(json.dumps(read_object(directory / name)))
         try:
             model, config = load_model(links, lazy=True, get_model_classes=_classes)
         except Exception as error:
-            raise ValueError(_named(str(error), names | {private: str(directory)})) from error
+            message = str(error)
+            for link, file in (names | {links: directory}).items():
+                message = message.replace(str(link), str(file))
+            raise ValueError(message) from error
     return model, config, files
-
-
-def _link(folder: Path, number: int, file: Path) -> Path:
-    link = folder / f"model-{number:05}.safetensors"
-    link.symlink_to(file.resolve())
-    return link
-
-
-def _copy_configuration(directory: Path, target: Path) -> None:
-    told = generation_config(directory)
-    (target / "generation_config.json").write_text(json.dumps(told))
-    for name in ("config.json", "hf_quant_config.json"):
-        if (directory / name).exists():
-            (target / name).write_text(json.dumps(read_object(directory / name)))
-
-
-def _named(message: str, names: dict[str, str]) -> str:
-    for link, name in names.items():
-        message = message.replace(link, name)
-    return message
 
 
 def _classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
@@ -101,11 +89,7 @@ def _build(model_class: Any, config: ModelConfig, args: Any) -> Any:
 
 
 def _known(weights: _Weights, model: Any, config: ModelConfig) -> _Weights:
-    """Drop heads that predict further tokens and that the model does not have.
-
-    Raises:
-        ValueError: other weights are too many, or too few.
-    """
+    """Drop surplus heads that predict further tokens; raise ValueError for other differences."""
     named = cast("_Weights", tree_flatten(model.parameters()))
     known = {name for name, _ in named}
     spare = [name for name, _ in weights if name not in known]
@@ -130,14 +114,10 @@ def fingerprint(
     dtype: str,
     quantization: KVQuantization | None = None,
 ) -> str:
-    """Hash weight files and the configuration that gives them meaning.
+    """Hash weight files, by name and content, and the configuration that gives them meaning.
 
-    Files count by name and content, in any order and folder: a shard's name says which it is.
     `dtype` is the type in which weights were loaded, `quantization` that of keys and values. Two
-    models share state only if their hashes (32 hexadecimal digits) agree.
-
-    Raises:
-        OSError: a file cannot be read.
+    models share state only if their hashes (32 hexadecimal digits) agree. Raises OSError.
     """
     ordered = sorted(files, key=lambda path: path.name)
     with ThreadPoolExecutor(max_workers=4) as pool:  # hashing releases the GIL

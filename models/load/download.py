@@ -39,14 +39,9 @@ _PIECE = 1 << 20  # bytes that are summed at a time
 
 
 def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -> Path:
-    """Return the folder of a repo's files; missing ones are fetched.
+    """Return the folder of a repo's files; missing ones are fetched, after a call of `begin`.
 
-    Without a network, a complete copy is used.
-
-    Args:
-        name: `org/name`, or `org/name@revision`.
-        watch: receives progress, and stops the download.
-        begin: called before the first byte is fetched.
+    `name` is `org/name` or `org/name@revision`. Without a network, a complete copy is used.
 
     Raises:
         DownloadError: the files are not available, the download was stopped, or it stalls.

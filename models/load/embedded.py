@@ -18,21 +18,13 @@ from .embedded_file import obtain
 
 _CONTROL = 3  # GGUF token type of special tokens
 
-_RENAMED = (
-    ("blk.", "model.layers."),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_down", "mlp.down_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("attn_norm", "input_layernorm"),
-    ("ffn_norm", "post_attention_layernorm"),
-    ("token_embd", "model.embed_tokens"),
-    ("output_norm", "model.norm"),
-)
-
+_RENAMED = {
+    "blk.": "model.layers.", "token_embd": "model.embed_tokens", "output_norm": "model.norm",
+    "ffn_gate": "mlp.gate_proj", "ffn_down": "mlp.down_proj", "ffn_up": "mlp.up_proj",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
 
 _Gguf = tuple[dict[str, mx.array], dict[str, Any]]
 
@@ -50,9 +42,6 @@ def load(dtype: mx.Dtype, path: Path | None = None) -> Embedded:
     """Build mlx-lm's llama from the GGUF at `path`, or from the one that `obtain` finds.
 
     It is dequantised to `dtype`: MLX's quantised product is slow on CPUs, where this model is used.
-
-    Raises:
-        ModelNotFoundError: there is no GGUF.
     """
     path = path or obtain()
     arrays, metadata = _read(path)
@@ -110,7 +99,7 @@ def _dequantised(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def _renamed(name: str) -> str:
-    for theirs, ours in _RENAMED:
+    for theirs, ours in _RENAMED.items():
         name = name.replace(theirs, ours)
     return name
 

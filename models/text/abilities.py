@@ -71,8 +71,9 @@ class Probe:
         call = call or self._call(as_text=False)
         asks, system = _asks(as_text=as_text), self._shows("system", "user")
         key = self._reasoning_key(asks)
+        described = self._text([_says("user", "umbel_a")], tools=_TOLD) or ""
         return Abilities(
-            tools=bool(call) and self._tells_of_tools(),
+            tools=bool(call) and _TOOL.name in described and "umbel_key" in described,
             call_text=call,
             any_id=bool(self._call(_LONG_ID, as_text=as_text)),
             arguments_as_text=as_text,
@@ -105,10 +106,6 @@ class Probe:
         text = self._text(list(map(_says, roles, contents))) or ""
         places = [text.find(content) for content in contents]
         return places == sorted(places) and places[0] >= 0
-
-    def _tells_of_tools(self) -> bool:
-        text = self._text([_says("user", "umbel_a")], tools=_TOLD) or ""
-        return _TOOL.name in text and "umbel_key" in text
 
     def _call(self, call_id: str = _CALL.id, *, as_text: bool) -> str:
         """Return the text of a rendered call if mlx-lm reads the same call from it."""

@@ -79,7 +79,9 @@ def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
     """
     try:
         if form.called:
-            return [_call_of(form.called, body.strip())]
+            text = body.strip()
+            call = _own_call({"name": form.called, "arguments": _LENIENT.decode(text)})
+            return [call if _strict(text) is None else call._replace(arguments=text)]
         if body.lstrip()[:1] in ("{", "[") and (found := _json_calls(body)):
             return found
         return _own_calls(body, form, tools)
@@ -216,8 +218,3 @@ def _spelled(parsed: dict[str, Any], text: str | Raw) -> Call:
     if own.startswith('"'):
         own = str(_LENIENT.decode(own)).strip()
     return call if not own.startswith("{") or _strict(own) is None else call._replace(arguments=own)
-
-
-def _call_of(name: str, text: str) -> Call:
-    call = _own_call({"name": name, "arguments": _LENIENT.decode(text)})
-    return call if _strict(text) is None else call._replace(arguments=text)

@@ -50,19 +50,15 @@ class TextCodec:
         # tokenizer.json may hold limits of a training script, which would cut prompts.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids) | self._answer_ends()
+        # Some models' settings leave out the ends of a harmony answer.
+        ends = ENDS[1:] if is_harmony(tokenizer.chat_template) else ()
+        ids = {self._fast.token_to_id(end) for end in ends} - {None}
+        self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids) | ids
         self.longest_token: int = max(map(len, self._fast.get_vocab()))
         # A vocabulary may have holes: its size is no count.
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
         self.embedded: int = min(self.vocab_size, rows or self.vocab_size)  # usable in prompts
         self._token_bytes = TokenBytes(self._fast)
-
-    def _answer_ends(self) -> frozenset[int]:
-        """Ends of a harmony answer, which some models' settings leave out."""
-        if not is_harmony(self._wrapper.chat_template):
-            return frozenset()
-        tokens = map(self._fast.token_to_id, ENDS[1:])
-        return frozenset(token for token in tokens if token is not None)
 
     @cached_property
     def template(self) -> ChatTemplate:

@@ -78,9 +78,9 @@ class OutputParser:
         self._streamed: StreamedArguments | None = None
         self._written: WrittenCall | None = None
         self._events: list[OutputEvent] = []
-        # What has come and is not used yet is _text[_at:]; _text[0] is character _base of all.
+        # Unused text is _text[_at:]; _text[0] is character _base of the answer.
         self._text, self._at, self._base = "", 0, 0
-        self._quiet_until = 0  # before this character calls are plain text
+        self._quiet_until = 0  # calls before this character are plain text
         self._blanks, self._blanks_at = "", 0
         self._after_marker = in_reasoning
 
@@ -128,7 +128,9 @@ class OutputParser:
         if self._call is not None:
             return self._continue_call(self._call)
         if self._constrained and not self._in_content and self._is_content():
-            self._begin_content()
+            self._in_content, self._finds_calls = True, False
+            self._emit(self._blanks, self._blanks_at)
+            self._blanks = ""
         quiet = self._quiet_until - self._base
         loud = self._finds_calls and self._at >= quiet
         if self._is_header:
@@ -162,11 +164,6 @@ class OutputParser:
         rest = self._text[self._at :].lstrip(_BLANK)
         markers = self._form.edges(NORMAL, calls=self._finds_calls).targets
         return bool(rest) and not any(m.startswith(rest) or rest.startswith(m) for m in markers)
-
-    def _begin_content(self) -> None:
-        self._in_content, self._finds_calls = True, False
-        self._emit(self._blanks, self._blanks_at)
-        self._blanks = ""
 
     def _cross(self, marker: str, target: str, begin: int) -> None:
         if target == TOOL:
@@ -236,7 +233,7 @@ class OutputParser:
         if self._streamed is not None:
             self._stream(self._streamed, self._text[begin : self._at])
         if call.ended or (call.refused and self._is_streamed):
-            self._close(call)  # what was passed on stays; what follows it is text
+            self._close(call)  # events stay; later text is content
         elif call.refused:
             self._give_up(call)
         return True

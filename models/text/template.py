@@ -118,7 +118,9 @@ class ChatTemplate:
     def _dicts(self, conversation: Conversation, *, native: bool) -> _Dicts:
         messages = conversation.messages
         if native or (self.abilities.tools and not conversation.tools):
-            dicts = self._native(messages)
+            names = {call.id: call.name for m in messages for call in m.tool_calls}
+            split = messages if self.abilities.several_calls else _one_call_each(messages)
+            dicts = [self._native_message(m, names) for m in split]
         else:
             dicts = self._generic(messages, conversation.tools)
         can = self.abilities
@@ -128,12 +130,6 @@ class ChatTemplate:
             dicts = [_as_user(m) for m in dicts]
         dicts = _merged(dicts, users=not can.user_twice, answers=not can.assistant_twice)
         return dicts if can.assistant_first else _with_user_first(dicts)
-
-    def _native(self, messages: Sequence[Message]) -> _Dicts:
-        names = {call.id: call.name for m in messages for call in m.tool_calls}
-        if not self.abilities.several_calls:
-            messages = _one_call_each(messages)
-        return [self._native_message(m, names) for m in messages]
 
     def _native_message(self, message: Message, names: Mapping[str, str]) -> dict[str, Any]:
         content, thoughts = message.content, message.reasoning
@@ -165,15 +161,17 @@ class ChatTemplate:
             if is_result:
                 dicts.append({"role": "user", "content": tool_results(group)})
             else:
-                dicts += [self._generic_message(message) for message in group]
-        return _with_definitions(dicts, tools) if tools else dicts
-
-    def _generic_message(self, message: Message) -> dict[str, Any]:
-        content = with_calls(message.content, message.tool_calls)
-        written: dict[str, Any] = {"role": message.role, "content": content}
-        if message.reasoning:
-            written[self.abilities.reasoning_key] = message.reasoning
-        return written
+                for message in group:
+                    content = with_calls(message.content, message.tool_calls)
+                    key, thoughts = self.abilities.reasoning_key, message.reasoning
+                    more = {key: thoughts} if thoughts else {}
+                    dicts.append({"role": message.role, "content": content, **more})
+        if not tools:
+            return dicts
+        leading, others = _parted(dicts)
+        *before, last = leading or [{"role": "system", "content": ""}]
+        told = last | {"content": _joined([last["content"], definitions(tools)])}
+        return [*before, told, *others]
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
@@ -192,13 +190,6 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
         if not message.tool_calls:
             split.append(message)
     return split
-
-
-def _with_definitions(dicts: _Dicts, tools: Sequence[Tool]) -> _Dicts:
-    leading, others = _parted(dicts)
-    *before, last = leading or [{"role": "system", "content": ""}]
-    told = last | {"content": _joined([last["content"], definitions(tools)])}
-    return [*before, told, *others]
 
 
 def _only_first_system(dicts: _Dicts) -> _Dicts:

@@ -1,4 +1,4 @@
-"""What config.json says of a model, and what its architecture adds."""
+"""Entries of config.json, and the defaults of an architecture."""
 
 import json
 import re
@@ -39,12 +39,10 @@ KEYS = [
     ],
 )
 def test_context_length_is_found_where_models_put_it(config: dict[str, Any], length: int) -> None:
-    """Every request has a limit, also of a model that states none."""
     assert ModelConfig(config).context_length == length
 
 
 def scaled(kind: str, factor: float, original: int | None = None) -> dict[str, Any]:
-    """Write a scaling of rotary positions."""
     entry = {"rope_type": kind, "factor": factor}
     return entry if original is None else entry | {"original_max_position_embeddings": original}
 
@@ -77,13 +75,11 @@ LLAMA: dict[str, Any] = {
     ],
 )
 def test_a_scaling_lengthens_the_context(scaling: dict[str, Any], length: int) -> None:
-    """To so many times the length that the model was trained on first."""
     assert ModelConfig(LLAMA | {"rope_scaling": scaling}).context_length == length
 
 
 @pytest.mark.parametrize(("model_type", "length"), [("qwen3", 1024), ("starcoder2", 320)])
-def test_a_scaling_counts_where_the_architecture_heeds_it(model_type: str, length: int) -> None:
-    """Qwen3's class takes it from `rope_parameters` too; Starcoder 2's takes none."""
+def test_scaling_counts_only_if_the_architecture_uses_it(model_type: str, length: int) -> None:
     more = {
         "model_type": model_type,
         "head_dim": 16,
@@ -95,7 +91,6 @@ def test_a_scaling_counts_where_the_architecture_heeds_it(model_type: str, lengt
 
 
 def test_a_lengthened_context_is_served(tmp_path: Path) -> None:
-    """The loader says what the list of models says."""
     folder = tiny_model_dir(
         tmp_path, max_position_embeddings=320, rope_scaling=scaled("yarn", 4.0, 256)
     )
@@ -116,8 +111,7 @@ GEMMA = {
 }
 
 
-def test_entries_that_are_missing_are_the_architectures() -> None:
-    """Gemma 3's conversions leave out heads, their size and the context."""
+def test_missing_entries_take_the_architectures_defaults() -> None:
     config = ModelConfig(GEMMA)
     assert config.context_length == 32_768
     assert numbers_of(config, window=False) == (1024, 1024)
@@ -125,7 +119,6 @@ def test_entries_that_are_missing_are_the_architectures() -> None:
 
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
 def test_models_without_positions_have_no_limit(model_type: str) -> None:
-    """mlx-lm's class has a default that means nothing there."""
     assert ModelConfig({"model_type": model_type}).context_length == 1_048_576
 
 
@@ -148,10 +141,9 @@ def test_models_without_positions_have_no_limit(model_type: str) -> None:
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_numbers_that_mean_nothing_are_refused(
+def test_impossible_numbers_are_refused(
     tmp_path: Path, key: str, value: Any, *, nested: bool
 ) -> None:
-    """By name, before anything is built; by the loader and the list of models alike."""
     folder = tiny_model_dir(tmp_path)
     path = folder / "config.json"
     entries = json.loads(path.read_text())
@@ -164,7 +156,6 @@ def test_numbers_that_mean_nothing_are_refused(
 
 
 def test_a_base_for_each_layer_is_sound(tmp_path: Path) -> None:
-    """Step 3.5 has a list of them."""
     folder = tiny_model_dir(tmp_path)
     entries = json.loads((folder / "config.json").read_text()) | {"rope_theta": [1e4, 5e6]}
     (folder / "config.json").write_text(json.dumps(entries))
@@ -176,7 +167,6 @@ def test_a_base_for_each_layer_is_sound(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write a model whose tokenizer names 1 as its end."""
     folder = tiny_model_dir(tmp_path, eos_token_id=None)
     path = folder / "tokenizer_config.json"
     entries = json.loads(path.read_text()) | {"eos_token": "<|im_start|>"}
@@ -203,7 +193,6 @@ def folder(tmp_path: Path) -> Path:
 def test_ends_are_united(
     folder: Path, config: dict[str, Any], generation: Any, ends: set[int]
 ) -> None:
-    """No file's list stands for another's."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     if generation is not None:
@@ -211,7 +200,6 @@ def test_ends_are_united(
     assert load(str(folder)).text.eos_ids == ends
 
 
-def test_a_generation_config_of_no_use_says_nothing(folder: Path) -> None:
-    """It is no reason to refuse a model either."""
+def test_unusable_generation_config_names_no_ends(folder: Path) -> None:
     (folder / "generation_config.json").write_bytes(b"\xff{")
     assert load(str(folder)).text.eos_ids == {1}

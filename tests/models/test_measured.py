@@ -1,4 +1,4 @@
-"""What is measured once and kept."""
+"""Measurements are taken once and kept."""
 
 import json
 import math
@@ -25,7 +25,6 @@ ONE, TWO = {"a": 1, "b": 2.5}, {"a": 3, "b": 4}
 
 
 def counting(*figures: Figures) -> tuple[list[Figures], Callable[[], Figures]]:
-    """Measure these figures, one after the other; note how often."""
     left, taken = list(figures), []
 
     def measure() -> Figures:
@@ -36,7 +35,6 @@ def counting(*figures: Figures) -> tuple[list[Figures], Callable[[], Figures]]:
 
 
 def test_the_first_figures_stay(tmp_path: Path) -> None:
-    """What a later start would have measured does not matter, and nothing else is left behind."""
     taken, measure = counting(ONE, TWO)
     folder = tmp_path / "new" / "folder"
     assert measured_once(folder, "key", NAMES, measure) == ONE
@@ -46,9 +44,7 @@ def test_the_first_figures_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["key.json", "other.json"]
 
 
-def test_whoever_is_first_measures_for_all(tmp_path: Path) -> None:
-    """A daemon that was still measuring takes what another one has kept meanwhile."""
-
+def test_first_process_measures_for_all(tmp_path: Path) -> None:
     def slowly() -> Figures:
         measured_once(tmp_path, "key", NAMES, lambda: ONE)
         return TWO
@@ -63,21 +59,18 @@ def test_whoever_is_first_measures_for_all(tmp_path: Path) -> None:
         *('{"a": 1, "b": -1}', '{"a": 1, "b": NaN}', '{"a": 1, "b": "1"}', '{"a": 1, "b": true}'),
     ],
 )
-def test_a_file_that_makes_no_sense_is_written_anew(tmp_path: Path, text: str) -> None:
-    """Nobody's promise rests on it."""
+def test_invalid_file_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "key.json").write_text(text)
     assert measured_once(tmp_path, "key", NAMES, lambda: ONE) == ONE
     assert json.loads((tmp_path / "key.json").read_text()) == ONE
 
 
-def test_a_folder_that_cannot_be_used_costs_the_memory_of_it_only(tmp_path: Path) -> None:
-    """The model is served with what was measured now."""
+def test_unusable_folder_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert measured_once(tmp_path / "file", "key", NAMES, lambda: ONE) == ONE
 
 
-def test_keys_tell_apart_what_is_measured_apart() -> None:
-    """Another model, device or way of running has figures of its own."""
+def test_keys_differ_by_each_fact() -> None:
     keys = {
         key_of("a", CPU, True),
         key_of("b", CPU, True),
@@ -91,7 +84,6 @@ def test_keys_tell_apart_what_is_measured_apart() -> None:
 def started(
     net: Any, folder: Path, *, fingerprint: str = "a", device: Backend = CPU, **more: Any
 ) -> ModelRunner:
-    """Start to run a model, whose measurements are kept in a folder."""
     text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
     loaded = SimpleNamespace(
         model=net, layout=CacheLayout(net), text=text, backend=device, fingerprint=fingerprint
@@ -100,7 +92,6 @@ def started(
 
 
 def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However far apart two measurements would be."""
     net = zoo.make("llama")
     measured: list[Transients] = []
 
@@ -124,13 +115,12 @@ def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class StoppedError(Exception):
-    """Somebody stops the daemon."""
+    """The daemon is stopped."""
 
 
-def test_whoever_stops_it_need_not_wait_until_all_is_measured(
+def test_stop_does_not_wait_for_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any call of the model, once is enough; and what a later start finds is true."""
     monkeypatch.setattr(memory_probe, "_TIMES", 2)  # or else as often as their peaks differ
     net = zoo.make("llama")
     calls = 0

@@ -1,4 +1,4 @@
-"""Which files of a folder are a model's: what the index names, and nothing beside it."""
+"""Files of a folder that are a model's: those that the index names, and no others."""
 
 import json
 import os
@@ -26,7 +26,6 @@ WHOLE = "model.safetensors"
 def sharded(
     path: Path, names: tuple[str, ...] = ("part-b.safetensors", "part-a.safetensors")
 ) -> Path:
-    """Write the tiny model in shards that an index names."""
     tiny_model_dir(path)
     weights = load_file(path / WHOLE)
     (path / WHOLE).unlink()
@@ -39,7 +38,6 @@ def sharded(
 
 
 def zoo_dir(path: Path, name: str, **further: Any) -> Path:
-    """Write a model of the zoo, with further weights, beside the tiny model's tokenizer."""
     tiny_model_dir(path)
     model = zoo.make(name)
     (path / "config.json").write_text(json.dumps(zoo.config_of(name)))
@@ -49,19 +47,16 @@ def zoo_dir(path: Path, name: str, **further: Any) -> Path:
 
 
 def logits(loaded: LoadedModel) -> Any:
-    """Run a model over a few tokens."""
     return np.array(loaded.model(mx.array([[5, 70, 300, 9]])).astype(mx.float32))
 
 
 def stale(path: Path) -> None:
-    """Leave an older conversion beside the shards."""
     other = tiny_model_dir(path.parent / "other", seed=1)
     (path / WHOLE).write_bytes((other / WHOLE).read_bytes())
     (path / "model-00001-of-00001.safetensors").write_bytes((other / WHOLE).read_bytes())
 
 
 def sidecar(path: Path) -> None:
-    """Leave weights of something else beside the model's."""
     save_file({"mtp.fc.weight": np.ones((4, 4), np.float32)}, path / "model-mtp.safetensors")
 
 
@@ -71,7 +66,6 @@ def sidecar(path: Path) -> None:
 def test_files_that_do_not_belong_to_the_model_are_not_read(
     tmp_path: Path, tiny: LoadedModel, write: Any, beside: Any
 ) -> None:
-    """Neither loaded, nor part of the fingerprint, nor counted."""
     folder: Path = write(tmp_path / "model")
     alone, size = load(str(folder)).fingerprint, read_facts(folder).weights
     beside(folder)
@@ -83,7 +77,6 @@ def test_files_that_do_not_belong_to_the_model_are_not_read(
 
 @pytest.mark.parametrize("name", ["Qwen3 [4bit]", "a*b", "a?b", "[!a]"])
 def test_a_folders_name_is_no_pattern(tmp_path: Path, tiny: LoadedModel, name: str) -> None:
-    """The folder is found under its name, and no other one's files are."""
     tiny_model_dir(tmp_path / "aXb", seed=1)
     loaded = load(str(tiny_model_dir(tmp_path / name)))
     assert loaded.name == name
@@ -91,7 +84,6 @@ def test_a_folders_name_is_no_pattern(tmp_path: Path, tiny: LoadedModel, name: s
 
 
 def test_shards_without_an_index_are_all_read(tmp_path: Path, tiny: LoadedModel) -> None:
-    """Their names tell that they belong together."""
     folder = sharded(tmp_path, ("model-1-of-2.safetensors", "model-2-of-2.safetensors"))
     (folder / INDEX).unlink()
     assert [path.name for path in weight_files(folder)] == [
@@ -115,8 +107,7 @@ def test_shards_without_an_index_are_all_read(tmp_path: Path, tiny: LoadedModel)
         ("{", "cannot read"),
     ],
 )
-def test_an_index_of_no_use_is_told(tmp_path: Path, index: str, said: str) -> None:
-    """By the loader and by the list of models alike."""
+def test_unusable_index_is_an_error(tmp_path: Path, index: str, said: str) -> None:
     folder = tiny_model_dir(tmp_path)
     (folder / INDEX).write_text(index)
     for read in (read_facts, lambda path: load(str(path))):
@@ -138,10 +129,9 @@ SNAPSHOT = "models--org--name/snapshots/" + "c0ffee" * 6
         ("snapshots/plain", None, "plain"),
     ],
 )
-def test_a_model_is_called_as_its_user_calls_it(
+def test_public_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, link: str | None, name: str
 ) -> None:
-    """A link by its own name, and a snapshot of a repo by the repo's."""
     folder = tmp_path / place
     folder.mkdir(parents=True)
     if link is not None:
@@ -167,7 +157,6 @@ HEADS = {
 
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_for_further_tokens_are_left_out(tmp_path: Path, name: str) -> None:
-    """With one line in the log; the answers are those of the model without them."""
     plain = zoo_dir(tmp_path / "plain", name)
     with_heads = zoo_dir(
         tmp_path / "heads", name, **{head: mx.ones((4, 4)) for head in HEADS[name]}
@@ -187,14 +176,12 @@ def test_heads_for_further_tokens_are_left_out(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["model.layers.2.mlp.up_proj.weight", "rotary.weight"])
 def test_other_weights_are_an_error(tmp_path: Path, name: str) -> None:
-    """A layer beyond the last one is no head where the configuration has none."""
     folder = zoo_dir(tmp_path / "more", "llama", **{name: mx.ones((4, 4))})
     with pytest.raises(ModelLoadError, match=f"llama has no weights of these names: {name}"):
         load(str(folder))
 
 
 def test_missing_weights_are_counted(tmp_path: Path) -> None:
-    """However many they are, the error is a sentence."""
     folder = tiny_model_dir(tmp_path, num_hidden_layers=3)
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 200}
     (folder / "config.json").write_text(json.dumps(config))
@@ -220,7 +207,6 @@ READ = (
 @pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_only_regular_files_are_opened(tmp_path: Path, name: str, kind: str) -> None:
-    """A pipe would keep its reader for ever, and a device has no end."""
     folder = tiny_model_dir(tmp_path / "model")
     path = folder / name
     path.unlink(missing_ok=True)
@@ -237,7 +223,6 @@ def test_only_regular_files_are_opened(tmp_path: Path, name: str, kind: str) -> 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
 def test_files_that_are_read_as_a_whole_have_a_bound(tmp_path: Path, name: str) -> None:
-    """A file with a hole of a terabyte is refused before it is read."""
     folder = tiny_model_dir(tmp_path)
     with (folder / name).open("ab") as file:
         file.truncate(1 << 40)
@@ -256,7 +241,6 @@ def test_files_that_are_read_as_a_whole_have_a_bound(tmp_path: Path, name: str) 
 def test_a_tokenizer_of_its_own_code_is_refused_with_advice(
     tmp_path: Path, files: tuple[str, ...], said: str
 ) -> None:
-    """The advice is for people who start umbel, and not for callers of a library."""
     folder = tiny_model_dir(tmp_path)
     (folder / "tokenizer.json").unlink()
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
@@ -273,7 +257,6 @@ def test_a_tokenizer_of_its_own_code_is_refused_with_advice(
 @pytest.mark.parametrize("key", ["chat_template_type", "tool_parser_type"])
 @pytest.mark.parametrize("named", ["json", "..utils", "json_tools.x", ["a"], "deepseek_v99"])
 def test_a_tokenizer_names_modules_of_mlx_lm_only(tmp_path: Path, key: str, named: Any) -> None:
-    """What else it names is not imported, and the error lists what there is."""
     folder = tiny_model_dir(tmp_path)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())

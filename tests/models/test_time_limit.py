@@ -1,4 +1,4 @@
-"""A limit of time for a model's chat template, which is a program."""
+"""A time limit for a model's chat template, which is a program."""
 
 import asyncio
 import json
@@ -27,12 +27,10 @@ ENDLESS = f"{LOOP * 4}{{{{ messages[0].role }}}}{'{% endfor %}' * 4}"
 
 
 def limited() -> int:
-    """Threads that run within a limit."""
     return sum(thread.name == "umbel-limited" for thread in threading.enumerate())
 
 
 def test_work_that_ends_is_not_disturbed() -> None:
-    """Its result and its errors are its caller's; a call inside another has the outer limit."""
     assert within(30, lambda: 1) == 1
 
     def slow() -> int:
@@ -45,8 +43,6 @@ def test_work_that_ends_is_not_disturbed() -> None:
 
 
 def test_work_that_does_not_end_is_ended() -> None:
-    """Also where it catches what it can."""
-
     def spin() -> None:
         while True:
             with suppress(Exception):
@@ -58,7 +54,6 @@ def test_work_that_does_not_end_is_ended() -> None:
 
 
 def with_template(folder: Path, template: str) -> Path:
-    """Write the tiny model with another chat template."""
     tiny_model_dir(folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
@@ -66,7 +61,6 @@ def with_template(folder: Path, template: str) -> Path:
 
 
 def test_a_template_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sentence, and it stops computing."""
     monkeypatch.setattr(loader, "TEMPLATE_LIMIT", 0.3)
     folder = with_template(tmp_path / "endless", ENDLESS)
     with pytest.raises(ModelLoadError, match=r"takes more than 0\.3 seconds"):
@@ -77,7 +71,6 @@ def test_a_template_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_request_that_a_template_does_not_end_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends with an error that says so; all threads are free, and other requests are served."""
     shown = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     folder = with_template(
         tmp_path / "loops",

@@ -90,17 +90,13 @@ class GrammarCompiler:
                 return self._kept[key]
         grammar = self._compile(constraint, around)
         with self._lock:
-            self._keep(key, grammar)
+            if key not in self._kept and grammar.nbytes <= _KEPT_BYTES:
+                self._kept[key] = grammar
+                self._kept_bytes += grammar.nbytes
+            while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.nbytes
         return grammar
-
-    def _keep(self, key: bytes, grammar: Grammar) -> None:
-        if key in self._kept or grammar.nbytes > _KEPT_BYTES:
-            return  # another thread was faster, or it is larger than the whole cache
-        self._kept[key] = grammar
-        self._kept_bytes += grammar.nbytes
-        while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= oldest.nbytes
 
     def _compile(self, constraint: Constraint | ToolCalls, around: _Around) -> Grammar:
         try:

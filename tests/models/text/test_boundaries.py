@@ -146,7 +146,7 @@ class TestHints:
     def parts(
         self, loaded: LoadedModel, talk: Conversation, *hints: CacheHint
     ) -> tuple[list[str], int]:
-        """What stands before each hint as text, and how many renderings the hints took."""
+        """Return the text before each hint, and the count of renderings for the hints."""
         count = 0
 
         def encode(conversation: Conversation, *, generation_prompt: bool = True) -> Sequence[int]:

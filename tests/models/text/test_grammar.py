@@ -364,7 +364,7 @@ def test_unsupported_constraints_are_refused_in_words(
 
 
 class _Heap(ctypes.Structure):
-    """What glibc says of its heap."""
+    """The result of glibc's mallinfo2."""
 
     _fields_: ClassVar = [
         (name, ctypes.c_size_t)

@@ -84,7 +84,7 @@ ANSWERS: dict[str, tuple[str, list[Part]]] = {
     "thoughts only": ("<|channel|>analysis<|message|>Hm.", [("thought", "Hm.")]),
     "a cut header": (f"{THOUGHT}{NEXT}<|channel|>fin", [HM]),
     "no header": ("It rains.", [("text", "It rains.")]),
-    "words to somebody": (" to be", [("text", " to be")]),
+    "text to a recipient": (" to be", [("text", " to be")]),
     "no channel": ("<|message|>It rains.", [("text", "It rains.")]),
     "a call in the generic form": (
         f'{FINAL}<tool_call>{{"name": "get_weather", "arguments": {ARGUMENTS}}}</tool_call>',
