@@ -123,7 +123,7 @@ def _context_length(
     if stated is None and architecture in _WITHOUT_POSITIONS:
         return _UNBOUNDED_CONTEXT
     if stated is None or scalable > stated:
-        taken = _arguments(entries)  # a scaling counts where the architecture computes with it
+        taken = _arguments(entries)  # a scaling counts only if the architecture uses it
         stated = max(stated or _stated(taken) or _UNBOUNDED_CONTEXT, _scaled(taken))
     return min(stated, _LONGEST_CONTEXT)
 

@@ -22,14 +22,14 @@ from .layers import state_sizes
 
 _FP32 = 4
 _HIDDEN = 8  # arrays of a token's hidden size that are alive at a time
-_INNER = 3  # of what a feed-forward layer computes with
+_INNER = 3  # arrays of a feed-forward layer's inner size
 _EMBEDDED = 134_515_008  # numbers of the embedded model
 _SCORE = 4  # bytes of a score that is not fused away
 _SCALE_AND_BIAS = 2  # numbers that a group of quantised ones shares
 _LENGTH = 8
 _CHUNKS, _BEFORE = (33, 512, 2048), 2048  # tokens of estimated chunks, and before them
 _LONGEST = 100 << 20  # bytes of a header; the format's own bound
-_GROUP = 64  # numbers that share a scale, where the configuration does not say it
+_GROUP = 64  # numbers that share a scale, unless the configuration says otherwise
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _QUANTISED = (".scales", ".biases")
 # Parts of models for images and sound: mlx-lm drops them.
@@ -104,7 +104,7 @@ def estimated_profile(
     )
     expanded, scores = sizes.one_layer(1), 0 if fused or not sizes.layers else _SCORE * heads
     if config.has("kv_lora_rank"):
-        # A prefill expands the latents of all that it looks at, and has a part of the scores apart.
+        # A prefill expands the latents of its whole prefix, and keeps some scores separately.
         expanded += width * heads * config.number("qk_nope_head_dim")
         expanded += width * heads * config.number("v_head_dim")
         scores += width * heads

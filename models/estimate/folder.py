@@ -31,7 +31,7 @@ def require_regular(directory: Path) -> None:
         try:
             status = path.stat()
         except OSError:
-            continue  # a link to nothing: its reader says so
+            continue  # a broken link: its reader raises an error
         if not stat.S_ISDIR(status.st_mode):
             _require_readable(path, status.st_mode, status.st_size)
 

@@ -27,7 +27,7 @@ from ..params import KVQuantization
 NO_CODE = "umbel runs no code that comes with a model; serve a conversion that needs none"
 """Advice that ends an error."""
 
-# Written by tools that move a model about; none of them changes what it computes.
+# Tools that copy models write these; none of them changes the computation.
 _VOLATILE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype"})
 
 _SHOWN = 3  # names in an error

@@ -29,13 +29,13 @@ from .hub import Listing, RemoteFile
 from .watch import Progress, Watch
 
 _AT_ONCE = 4  # files
-_SILENCE = 10.0  # seconds without a byte on one connection, after which another is tried
+_SILENCE = 10.0  # seconds without a byte before another connection is tried
 _PAUSE = 1.0  # seconds until then
-_POLL = 0.5  # seconds between looks at a file that another process fetches
-_OFTEN = 0.2  # seconds between two looks at how far it is
+_POLL = 0.5  # seconds between checks of a file that another process fetches
+_OFTEN = 0.2  # seconds between progress reports
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 _PARTIAL = 206
-_PIECE = 1 << 20  # bytes that are summed at a time
+_PIECE = 1 << 20  # bytes that are hashed at a time
 
 
 def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -> Path:
@@ -56,7 +56,7 @@ def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -
         missing = [file for file in listing.files if not hub.is_here(name, file, listing.commit)]
         if missing:
             begin()
-            # What tells which model it is comes first: one that came in part can be listed.
+            # Small files first: they identify a partial model, so that it can be listed.
             if small := [file.name for file in missing if not file.sha256]:
                 hub.link(name, small)
             _Download(name, listing, missing, watch).run()
@@ -65,7 +65,7 @@ def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -
             raise DownloadError(  # noqa: TRY301
                 f"{name} changed while it was downloaded: start again, or name a revision"
             )
-    except Exception as error:  # the library's own, the HTTP client's, the file system's
+    except Exception as error:  # of the library, the HTTP client or the file system
         raise hub.in_words(name, error) from error
     if missing:
         total = sum(file.size for file in listing.files)
@@ -90,7 +90,7 @@ class _Download:
         self._missing = missing
         self._watch = watch
         self._lock = threading.Lock()
-        self._ended = threading.Event()  # one has failed, and the others shall end
+        self._ended = threading.Event()  # a thread has failed; the others end
         self._total = sum(file.size for file in listing.files)
         self._done = self._total - sum(file.size for file in missing)
         self._arrived = time.monotonic()

@@ -26,12 +26,12 @@ from ..errors import DownloadError, DownloadStoppedError
 from .watch import Progress, Watch
 
 _LONGEST = 1800.0  # seconds for a download
-_OFTEN = 0.2  # seconds between two looks whether to end
+_OFTEN = 0.2  # seconds between checks for a stop
 _SCRATCH = ".fetching-"
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _BROKEN = re.compile(r"after connection broken by '(.*)': ")
 _CONNECTION = re.compile(r"(?:[\w.]+\()?[\"']?(?:HTTPS?Connection\w*\([^)]*\): )?")
-# The kernel closes standard input when the parent ends, however it ends; pip ends with it then.
+# The kernel closes standard input when the parent ends, in any way; then pip ends too.
 _PIP = """
 import os, runpy, sys, threading
 def end_with_parent():
@@ -229,7 +229,7 @@ def _sources(environment: Mapping[str, str]) -> Iterator[tuple[list[str], list[s
         try:
             yield _of_file(tomllib.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, KeyError):
-            continue  # uv says what is wrong with its own file
+            continue  # uv reports errors of its own file
 
 
 def _address(word: str) -> str:
@@ -243,7 +243,7 @@ def _files(environment: Mapping[str, str]) -> list[Path]:
         return []
     if named := environment.get("UV_CONFIG_FILE"):
         return [Path(named)]
-    # On macOS too: uv keeps to these folders on every Unix.
+    # uv uses these folders on every Unix, macOS included.
     user = environment.get("XDG_CONFIG_HOME") or "~/.config"
     system = (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     folders = [Path(user).expanduser(), *map(Path, system)]

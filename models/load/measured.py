@@ -46,7 +46,7 @@ def measured_once(
     except OSError as error:
         log.warning("measurements cannot be kept", folder=str(folder), reason=str(error))
         return figures
-    # Another daemon may have been first; then its figures are everybody's.
+    # If another daemon was first, its figures count.
     return _read(path, names) or figures
 
 

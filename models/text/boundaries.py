@@ -13,13 +13,13 @@ import msgspec
 from ..errors import TemplateError
 from .conversation import CacheHint, Conversation, Message, ToolCall
 
-_LAST_MESSAGES = 2  # boundaries before these many last messages: they may be edited
+_LAST_MESSAGES = 2  # that may be edited: each gets a boundary before it
 MAX_HINTS = 4
-"""Hints of one conversation that are looked at: each may cost a rendering."""
+"""Hints of one conversation that are used: each may cost a rendering."""
 
 
 Encode = Callable[..., Sequence[int]]
-"""Renders a conversation to tokens as the prompt was made, as `TextCodec.encode_conversation`."""
+"""Renders a conversation to tokens, as `TextCodec.encode_conversation` does."""
 
 
 class Boundaries(NamedTuple):
@@ -27,7 +27,7 @@ class Boundaries(NamedTuple):
 
     system: int | None  # end of the part that other conversations share, tools included
     messages: list[int]  # ends of messages that a next turn keeps
-    hints: list[int]  # ends of what the client says is shared, unless listed above
+    hints: list[int]  # further positions that the client names
 
 
 def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> Boundaries:
@@ -37,13 +37,13 @@ def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> B
     """
     messages = conversation.messages
     turn = {_common(encode, other, prompt) for other in _next_turns(conversation)}
-    ends = {}  # by the index of the message that ends there
+    ends = {}  # by message index
     for last in range(1, _LAST_MESSAGES + 1):
         if len(messages) > last:
             earlier = _with(conversation, messages[:-last])
             end = _common(encode, earlier, prompt, generation_prompt=False)
             ends[len(messages) - 1 - last] = end
-    others = (  # that have the leading system messages and the tools, and nothing else
+    others = (  # conversations that share only the leading system messages and the tools
         _with(conversation, [*messages[: _leading(messages)], Message(role="user", content=text)])
         for text in ("1", "2")
     )
@@ -116,7 +116,7 @@ def _parting(conversation: Conversation, hint: CacheHint) -> Conversation:
         content = text + _unlike(last.content[hint.end :])
         last = msgspec.structs.replace(last, content=content)
     kept = [*messages[:index], last]
-    # Templates treat the turns before the user's last message in another way.
+    # Templates write turns before the last user message in another way.
     if any(message.role == "user" for message in messages[index + 1 :]):
         kept.append(Message(role="user", content=_unlike(messages[index + 1].content)))
     return _with(conversation, kept)

@@ -15,7 +15,7 @@ from .formats import ToolFormat
 _ARGUMENTS = ("arguments", "parameters")
 _GEMMA_STRING = re.compile(r'<\|"\|>.*?<\|"\|>', re.DOTALL)
 _MOST_WORDS = 4096  # of a call without tags, where the parser guesses
-_MOST_READ = 200_000_000  # characters, by a parser that reads a text again and again
+_MOST_READ = 200_000_000  # characters, of a parser that reads a text repeatedly
 _NAME = re.compile(r"[^\s<>{}()\[\]\"']{1,256}")
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*+"|NaN|Infinity')
 
@@ -53,7 +53,7 @@ _QUIRKS = {
     "qwen3_coder": _Quirks("<function=", _tags("function=", "parameter=")),
 }
 _NONE = _Quirks()
-_GUESSES = "glm47"  # its parser may make a call without arguments of what is none
+_GUESSES = "glm47"  # its parser may take plain words for a call without arguments
 
 
 class Call(NamedTuple):
@@ -87,7 +87,7 @@ def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
         return _own_calls(body, form, tools)
     except MalformedCallError:
         raise
-    except Exception as error:  # a parser raises whatever a bad text leads to
+    except Exception as error:  # a parser may raise anything for a bad text
         raise MalformedCallError(str(error)) from error
 
 
@@ -149,7 +149,7 @@ def _passed_over(body: str, calls: int) -> bool:
     """True if a list of Python calls has more than calls with named arguments."""
     try:
         tree = ast.parse(body.strip(), mode="eval").body
-    except (SyntaxError, ValueError):  # mlx-lm has searched it for what looks like a call
+    except (SyntaxError, ValueError):  # mlx-lm's parser searches it for calls
         return body.count("(") > calls
     listed = tree.elts if isinstance(tree, ast.List) else [tree]
     return any(not isinstance(one, ast.Call) or bool(one.args) for one in listed)
@@ -159,7 +159,7 @@ def _dump(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+    except UnicodeEncodeError:  # half a surrogate pair needs an escape
         text = json.dumps(value)
     return _WORD.sub(_finite, text)
 
@@ -197,7 +197,7 @@ def _json_calls(body: str) -> list[Call]:
         return [_spelled(_as_call(one), own) for one, own in zip(value, texts, strict=True)]
     call = _as_call(value)
     if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
-        return []  # another form of JSON, which the model's own parser may know
+        return []  # the model's own parser may know this form of JSON
     return [_spelled(call, text)]
 
 

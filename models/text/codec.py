@@ -55,7 +55,7 @@ class TextCodec:
         ids = {self._fast.token_to_id(end) for end in ends} - {None}
         self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids) | ids
         self.longest_token: int = max(map(len, self._fast.get_vocab()))
-        # A vocabulary may have holes: its size is no count.
+        # A vocabulary may have holes: its highest token counts.
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
         self.embedded: int = min(self.vocab_size, rows or self.vocab_size)  # usable in prompts
         self._token_bytes = TokenBytes(self._fast)
@@ -114,7 +114,7 @@ class TextCodec:
 
     def to_json(self, *, without_prefix: bool = False) -> str:
         """Write the tokenizer as tokenizer.json; `without_prefix`, no blank precedes a text."""
-        text: str = self._fast.to_str()  # megabytes, which are parsed only where they must be
+        text: str = self._fast.to_str()  # megabytes, parsed only if needed
         return without_blank(text) if without_prefix and not self.encodes_apart else text
 
     @property

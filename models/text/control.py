@@ -44,8 +44,8 @@ class ControlText:
         pattern = "|".join(map(re.escape, ordered)) or "(?!)"
         self._normalize = normalize
         self._whole = re.compile(pattern)
-        self._starts = re.compile(f"(?=({pattern}))")  # of names that overlap, each
-        # Two strings of a request may meet in a prompt: an edge may be half of a name.
+        self._starts = re.compile(f"(?=({pattern}))")  # finds overlapping names too
+        # Two strings may meet in a prompt: the edge of one may be half of a name.
         self._longest = max(map(len, ordered), default=0)
         self._heads = frozenset(name[:n] for name in ordered for n in range(2, len(name)))
         self._tails = frozenset(name[n:] for name in ordered for n in range(1, len(name) - 1))

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from . import harmony
 
 NORMAL, REASONING, TOOL, HEADER = "normal", "reasoning", "tool", "header"
-"""States of an answer, by mlx-lm's names. In any other, what a model writes is markup."""
+"""States of an answer, by mlx-lm's names; in other states, all text is markup."""
 
 ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], Any]
-"""mlx-lm's: the text between two markers and the tools, to one call or a list of calls."""
+"""mlx-lm's type: the text between two markers and the tools, to one call or several."""
 
 
 class Edges:
@@ -38,7 +38,7 @@ class Edges:
         if self._pattern is None or (match := self._pattern.search(text, start, end)) is None:
             return None
         begin, marker = match.start(), match.group()
-        for other in self.targets:  # one inside it, complete before it
+        for other in self.targets:  # a marker inside it may be complete before it
             at = text.find(other, begin, begin + len(marker) - 1)
             if at >= 0 and at + len(other) < begin + len(marker):
                 begin, marker = at, other
@@ -142,7 +142,7 @@ class OutputFormat:
             table[NORMAL][marker] = NORMAL
         for state, edges in self.transitions.items():
             named = table.setdefault(state, {})
-            # Where calls are plain text they are content, and no part of a header.
+            # If calls are plain text they are content, not part of a header.
             named.update((marker, to if to != TOOL else NORMAL) for marker, to in edges)
         if calls:
             for named in table.values():

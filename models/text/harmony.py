@@ -19,7 +19,7 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>")
 """Ends of a message; the last two end the answer."""
 
 TOKENS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *ENDS)
-"""All markers; each is a token of its own."""
+"""All markers; each is one token."""
 
 NEXT = f"{_START}assistant"
 """Begins each message but the first."""
@@ -35,7 +35,7 @@ _LONGEST = 512  # characters of a header
 _OPENINGS = (NEXT, _CHANNEL, "to=", _MESSAGE)
 _WHOLE = tuple(next_ + header for next_ in ("", NEXT) for header in (ANALYSIS, COMMENTARY, FINAL))
 _WORDS = re.compile(r"<\|\w+\|>|[^\s<]+|<")
-_HEADER = re.compile(  # its words, with one blank behind each
+_HEADER = re.compile(  # its words, each followed by one blank
     r"(?:<\|start\|> assistant )?(?:to=(?P<first>\S+) )?"
     r"(?:<\|channel\|> (?P<channel>analysis|commentary|final) )?(?:to=(?P<second>\S+) )?"
     r"(?:<\|constrain\|> )?(?:\w+ )?<\|message\|> "

@@ -112,7 +112,7 @@ class Lineage:
 
     def key(self, answer: Message) -> str:
         """Name an answer by the messages before it and its own text or first call."""
-        if answer.tool_calls:  # the client got their ids, which are drawn
+        if answer.tool_calls:  # their random ids were sent to the client
             return f"call {answer.tool_calls[0].id}"
         digest = self._digest.copy()
         digest.update(answer.content.strip().encode(errors="replace"))
@@ -269,7 +269,7 @@ def _splice(
     Raises:
         _UnlikeError: the template writes the text around a placeholder in another way.
     """
-    mark = secrets.token_hex(8)  # no text foresees it
+    mark = secrets.token_hex(8)  # no text can predict it
     messages = list(conversation.messages)
     for i, answer in answers.items():
         thoughts = f"umbel{mark}r{i}e" if answer.thought else ""

@@ -96,7 +96,7 @@ def _closed(text: str) -> str:
     end, closers, is_value = 0, list[str](), False
     for match in _TOKEN.finditer(text):
         found = match.group()
-        if found == '"':  # a text without an end
+        if found == '"':  # a string without an end
             break
         if found in _CLOSERS:
             closers.append(_CLOSERS[found])
@@ -118,7 +118,7 @@ def whole_characters(text: bytes | bytearray) -> bytearray | None:
     Programs that cut UTF-16 write them. The text is JSON in UTF-8.
     """
     mended: bytearray | None = None
-    second = -1  # where the second half of a pair is
+    second = -1  # index of a pair's second half
     for found in _ESCAPE.finditer(text):
         start = found.start()
         if start == second or not _is_escape(text, start):

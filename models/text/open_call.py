@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from .formats import ToolFormat
 from .json_text import JsonSpan
 
-_MOST = 4 * 2**20  # characters of a call that is not passed on as it comes
-_LONGEST_HEAD = 4096  # characters before the arguments of a call that is
+_MOST = 4 * 2**20  # characters of a call that is not streamed
+_LONGEST_HEAD = 4096  # characters before the arguments of a streamed call
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 _OPENED = re.compile(r"\s*(?=\{)")
 _BLANKS = re.compile(r"[ \t\r\n]*")
@@ -45,7 +45,7 @@ class StreamedArguments:
             self._head += text
             match = (_OPENED if self._called else _HEAD).match(self._head)
             if match is None:
-                # A promise that is not kept: the call is read when it is whole.
+                # The guarantee does not hold: the call is read when it is whole.
                 self._head = None if len(self._head) > _LONGEST_HEAD else self._head
                 return ""
             self.name = self._called or json.loads(match[1], strict=False)
@@ -69,7 +69,7 @@ class OpenCall:
         self._read_on: Callable[[OpenCall, str, int], int] = OpenCall._first
         self._parts: list[str] = []
         self._size = 0
-        self._tail = ""  # the end of what was searched, as much as may begin the end marker
+        self._tail = ""  # end of the searched text that may begin the end marker
         self._marked = False
         self._span = JsonSpan()
 
@@ -135,7 +135,7 @@ class OpenCall:
             self.ended = not self.form.end
         elif self._span.broken:
             self._read_on = OpenCall._seek
-            # An end marker that was taken for part of a string has ended the call.
+            # An end marker inside an apparent string has ended the call.
             read = "".join(self._parts) + text[at:end]
             self.refused = self.form.only_json or (bool(self.form.end) and self.form.end in read)
         return end

@@ -32,7 +32,7 @@ from .open_call import OpenCall, StreamedArguments, WrittenCall
 from .tools import openai_tools
 
 _BLANK = " \t\r\n"
-_HELD_BLANKS = 256  # before a marker these many belong to it; more are content
+_HELD_BLANKS = 256  # at most these before a marker belong to it; others are content
 
 
 class OutputParser:
@@ -170,7 +170,7 @@ class OutputParser:
             self._call = OpenCall(self._form.tool_format(marker), begin)
             self._streamed = StreamedArguments() if self._guaranteed else None
             return
-        is_text = marker in self._form.call_starts  # after a header that said so
+        is_text = marker in self._form.call_starts  # which a header has announced
         self._blanks, self._state, self._after_marker = "", target, not is_text
         if is_text:
             self._emit(marker, begin)

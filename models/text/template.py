@@ -45,7 +45,7 @@ _RESERVED = frozenset(
     }
 )
 _NO_NAMES = ControlText(())
-_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any other
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse other ids
 
 
 class ChatTemplate:

@@ -19,8 +19,8 @@ class TokenBytes:
         kinds = set(_decoder_kinds(state))
         self._byte_level = kinds == {"ByteLevel"}
         self._byte_fallback = "ByteFallback" in kinds
-        # A token whose text ends no matter what follows: decoders strip the first space
-        # of a text, so a later token is decoded behind this one.
+        # Decoders strip the first space of a text, so later tokens are decoded after this one,
+        # whose text does not depend on the next token.
         self._before = next(
             (t for w in ("a", "A", "0", ".") if (t := tokenizer.token_to_id(w)) is not None), None
         )

@@ -14,13 +14,13 @@ from .tagged_calls import GLM, MINIMAX, QWEN3_CODER, add_tagged
 _START, _END = "<tool_call>", "</tool_call>"
 _TAGGED = {"qwen3_coder": QWEN3_CODER, "glm47": GLM, "minimax_m2": MINIMAX}
 NARROWED = frozenset({*_TAGGED, "kimi_k2"})
-"""Forms that cannot write all that a schema may ask for."""
+"""Forms that cannot write the values of some schemas."""
 
 MOST_CALLS = 16
-"""Calls of an answer that must call, or that may only call: a model that may not stop repeats."""
+"""Calls of an answer that has only calls: models that may not stop repeat themselves."""
 
 FORMS = ("generic", "json_tools", "mistral", "harmony", *sorted(NARROWED))
-"""Ways of writing calls for which there is a grammar; named as mlx-lm names its parsers."""
+"""Forms of calls that have a grammar, by the names of mlx-lm's parsers."""
 
 
 def call_form(native: str | None) -> str:
@@ -49,7 +49,7 @@ def add_calls(lark: Lark, calls: ToolCalls, content: str | None = None) -> None:
     if calls.forced or content is not None:
         lark.rule("call", f"{lark.marker(start)} body")
         between = "" if calls.form == "mistral" else lark.text("\n")
-        between += "?" if calls.form == "glm47" else ""  # its templates differ
+        between += "?" if calls.form == "glm47" else ""  # GLM's templates differ
         more = f"({between} call){{0,{MOST_CALLS - 1}}}"
         several = "call" if calls.form in _SECTIONS or not calls.parallel else f"call {more}"
         lark.rule("answer", several if calls.forced else f"{several} | {content}")
@@ -114,7 +114,7 @@ def _add_harmony(lark: Lark, calls: ToolCalls, content: str | None) -> None:
         lark.rule(f"call_{number}", f"({in_channel} {' '.join(behind)} | {in_role}) {body}")
     called = " | ".join(f"call_{number}" for number in range(len(calls.tools)))
     if content is not None:
-        lark.rule("answer", f"{called} | {content}")  # words before it would be content, too
+        lark.rule("answer", f"{called} | {content}")  # text before a call would be content, too
         return
     words = lark.up_to(f"{ENDS[0]}{NEXT}", calls.starts)
     last = called if calls.forced else f"{called} | {lark.marker(FINAL)} {lark.free(calls.starts)}"
@@ -150,7 +150,7 @@ def _several(calls: ToolCalls) -> str:
 
 
 _SECTIONS = frozenset({"kimi_k2", "minimax_m2"})
-"""Forms in which several calls stand between one pair of markers."""
+"""Forms with several calls between one pair of markers."""
 
 _BODIES: dict[str, Callable[[Lark, ToolCalls], tuple[str, str]]] = {
     "generic": _json_body,
@@ -159,4 +159,4 @@ _BODIES: dict[str, Callable[[Lark, ToolCalls], tuple[str, str]]] = {
     **dict.fromkeys(_TAGGED, _tagged_body),
     "kimi_k2": _kimi_body,
 }
-"""Each form's marker, and the rule of what follows it."""
+"""Each form's start marker, and the rule after it."""

@@ -12,10 +12,9 @@ from ...errors import GrammarError
 from .schema_rewrite import SchemaReader
 
 _JSON_OPTIONS = {
-    # Bounded: a model that has nothing to say would write line after line.
+    # Bounded: a model that has nothing to say writes line after line.
     "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
-    # Without \u, which lets a name be written in several ways: one that has a schema of its own
-    # would be taken for another.
+    # Without \u, by which another spelling of a name would evade that name's schema.
     "json_allowed_escapes": 'nrbtf"\\',
 }
 _MOST_OPTIONS = 10_000
@@ -37,7 +36,7 @@ class Lark:
         self.added = added
         self.schemas = SchemaReader()
         self._special = special
-        names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one
+        names = sorted(special, key=len, reverse=True)  # the longer of two names wins
         self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
         self._rules = [r"TEXT: /(?s:.*)/"]
         self._names: dict[str, str] = {}
@@ -65,7 +64,7 @@ class Lark:
         """Match any text without the given ones."""
         barred = [self.text(text) for text in without]
         if not barred:
-            return "TEXT"  # no token that writes nothing is text
+            return "TEXT"  # tokens that write nothing do not match it
         return self._named("TEXT", f"TEXT & ~(TEXT ({' | '.join(barred)}) TEXT)")
 
     def beginning_with(self, texts: Iterable[str]) -> str:
@@ -97,7 +96,7 @@ class Lark:
             raise GrammarError(f"the pattern has more than {_LONGEST} characters")
         if _escapes(pattern):
             raise GrammarError("the pattern ends with a backslash that escapes nothing")
-        # It matches the whole answer anyway, and the compiler knows no anchors.
+        # The pattern matches the whole answer anyway; the compiler knows no anchors.
         pattern = pattern.removeprefix("^")
         if pattern.endswith("$") and not _escapes(pattern[:-1]):
             pattern = pattern[:-1]

@@ -18,12 +18,12 @@ from ..codec import TextCodec
 
 _MARK = b"\xff"  # llguidance's own, for special tokens; no UTF-8 has this byte
 _LIMITS = llguidance.LLParserLimits(
-    # An object with n optional properties has rows of four times as many items.
+    # An object with n optional properties has rows of 4 n items.
     max_items_in_row=5_000,
     max_lexer_states=100_000,
     verbose_errors=False,
 )
-_QUOTED = re.compile(r"\d+ \| ")  # a line of the grammar, which no client has seen
+_QUOTED = re.compile(r"\d+ \| ")  # a line of umbel's own grammar
 _WORDS = (
     ("oneOf constraints", "is supported only where no value can match two of its options"),
     ("Unsatisfiable schema", "no value can match it"),
@@ -119,7 +119,7 @@ def mask_of(parser: Any, words: int) -> Mask:
     """Compute the next mask; raise MatcherError if that fails or no token is allowed."""
     mask = np.zeros(words, np.uint32)
     parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    if parser.is_error():  # the mask allows the end then, as if the answer were complete
+    if parser.is_error():  # then the mask allows only the end
         raise MatcherError(in_words(parser.get_error()))
     return mask
 
@@ -140,7 +140,7 @@ def grammar_tokenizer(codec: TextCodec) -> Any:
             n_vocab=codec.vocab_size,
             eos_token=sorted(codec.eos_ids),
         )
-    except Exception as error:  # its own choice, and a panic's message
+    except Exception as error:  # it may raise anything, a panic too
         words = f"this model's tokenizer cannot be held to a grammar: {error}"
         raise GrammarError(words) from error
 
@@ -155,7 +155,7 @@ class _Tokens:
         self.special_token_ids = sorted(codec.special_tokens | codec.eos_ids)
         self.tokens = [_written(codec, token) for token in range(codec.vocab_size)]
         self._tokenizer = Tokenizer.from_str(codec.to_json(without_prefix=True))
-        self._tokenizer.encode_special_tokens = True  # their names are text
+        self._tokenizer.encode_special_tokens = True  # so that their names are text
 
     def __call__(self, text: bytes | str) -> Sequence[int]:
         text = text.decode(errors="replace") if isinstance(text, bytes) else text

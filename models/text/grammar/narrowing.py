@@ -15,7 +15,7 @@ from .schema_check import each_below, types_of
 from .schema_rewrite import SchemaReader
 
 MOST = 10**18
-"""The greatest number of either sign."""
+"""The largest absolute value of a number."""
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _PARTS = frozenset({"$ref", "allOf", "anyOf"})
@@ -53,7 +53,7 @@ class Narrowing:
         return narrowed
 
     def _narrowed(self, schema: dict[str, Any]) -> dict[str, Any]:
-        parts = not _PARTS.isdisjoint(schema)  # which are narrowed, what stands beside them not
+        parts = not _PARTS.isdisjoint(schema)  # only these are narrowed, not keywords beside them
         if _NEVER.intersection(schema) or (parts and schema.keys() - {*_PARTS, "type"}):
             raise UnwritableError("the schema cannot be narrowed")
         if "const" in schema or "enum" in schema:
@@ -68,7 +68,7 @@ class Narrowing:
         new = each_below(whole, lambda each, _: self.schema(each))
         if "$ref" in new:
             new["$ref"] = self._reference(new["$ref"].removeprefix("#/$defs/"))
-        if "string" in types and ("pattern" in new or "format" not in new):  # which has no `<`
+        if "string" in types and ("pattern" in new or "format" not in new):  # formats have no `<`
             pattern = {"pattern": self._pattern}
             new |= {"allOf": [pattern]} if "pattern" in new else pattern
         if "integer" in types or "number" in types:

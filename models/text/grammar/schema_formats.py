@@ -54,13 +54,13 @@ def _ipv6_network() -> str:
     return "|".join(options)
 
 
-# Of a multiple of 16 bits up to 99.
+# Two-digit prefix lengths of at least 1, 2, … groups of 16 bits.
 _LENGTHS = (
     "1[6-9]|[2-9][0-9]|", "3[2-9]|[4-9][0-9]|", "4[89]|[5-9][0-9]|", "6[4-9]|[7-9][0-9]|",
     "[89][0-9]|", "9[6-9]|",
 )  # fmt: skip
 _IPV6 = f"(({_GROUP}:){{7}}{_GROUP}|{'|'.join(map(_shortened, range(8)))})"
-# Within the lengths that mail allows: 64 characters before the @, 254 in all.
+# Lengths are those of mail: 64 characters before the @, 254 in all.
 _ATOM = "[0-9A-Za-z!#$%&'*+/=?^_`{|}~-]"
 _LABEL = "[0-9A-Za-z](-?[0-9A-Za-z]){0,24}"
 _EMAIL = rf"{_ATOM}(\.?{_ATOM}){{0,31}}@({_LABEL}\.){{1,3}}[A-Za-z]{{2,24}}"
@@ -119,7 +119,7 @@ _TEXTS = {
 }
 
 PATTERNS = {name: f"^({text})$" for name, text in _TEXTS.items()}
-"""Formats as patterns, where the grammar's compiler lets a 30th of February pass, or knows none."""
+"""Formats as patterns, if the grammar's compiler checks them loosely or not at all."""
 
 COMPILED = {
     "hostname": "hostname",
@@ -128,7 +128,7 @@ COMPILED = {
     "multi-host-uri": "uri",
     "uri": "uri",
 }
-"""Those that the compiler knows, by its names."""
+"""Formats of the compiler, by its names."""
 
 RANGES = {
     "int32": (-(2**31), 2**31 - 1),
@@ -136,4 +136,4 @@ RANGES = {
     "uint32": (0, 2**32 - 1),
     "uint64": (0, 2**63 - 1),
 }
-"""Formats of integers that OpenAPI adds; no bound that the compiler takes is wider."""
+"""OpenAPI's formats of integers, within the compiler's widest bounds."""

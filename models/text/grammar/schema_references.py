@@ -16,7 +16,7 @@ from .schema_values import comparable
 _REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
 _MOST_CHECKED = 10 * MOST_NODES
 _INDEX = re.compile("[0-9]{1,9}")
-_MOST_OPTIONS = 100  # each is compared with each
+_MOST_OPTIONS = 100  # all pairs are compared
 _MOST_COMPARED = 100_000  # names of objects
 _DEEPEST = 32
 

@@ -94,7 +94,7 @@ class _Document:
 
     def rewritten(self) -> Any:
         root = self._rewrite(*self._references.root)
-        while self._left:  # not where they are met: a chain of them would be a deep recursion
+        while self._left:  # in a loop: a chain of references would be a deep recursion
             name, target = self._left.pop()
             self._reader.definitions[name] = self._rewrite(*target)
         self._check_ends()

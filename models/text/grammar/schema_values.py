@@ -13,7 +13,7 @@ from ...errors import GrammarError
 from . import schema_formats
 from .schema_check import is_number, types_of, within
 
-_MOST = 2**63 - 1  # the greatest number that a bound can be, of either sign
+_MOST = 2**63 - 1  # largest absolute value of a bound
 _LONGEST = 10_000_000  # characters, elements or names
 _MOST_VALUES = 6  # of an array without repetition
 _CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
@@ -45,7 +45,7 @@ def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[d
         low, high = schema_formats.RANGES[name]
         new["minimum"] = max(low, new.get("minimum", low))
         new["maximum"] = min(high, new.get("maximum", high))
-    elif "string" in types_of(schema):  # any other value has a format of texts
+    elif "string" in types_of(schema):  # other values have no format
         if name in schema_formats.PATTERNS:
             patterns.append(schema_formats.PATTERNS[name])
         elif name in schema_formats.COMPILED:
@@ -92,7 +92,7 @@ def check_values(new: dict[str, Any], place: str) -> None:
     """Raise GrammarError for values that cannot be written or names that cannot be counted."""
     keyword = "const" if "const" in new else "enum"
     _check_value(new.get(keyword), within(place, keyword))
-    # Additional names may be repeated in a grammar, and then count once only.
+    # A grammar lets additional names repeat, and each counts only once.
     open_ended = new.get("additionalProperties", True) is not False or "patternProperties" in new
     if open_ended and new.get("minProperties", 0) - len(new.get("required", [])) > 1:
         words = "is not supported where it asks for more than one name that is not required"
@@ -206,7 +206,7 @@ def comparable(value: Any) -> tuple[str, Any] | None:
     if value is None:
         return "null", None
     if is_number(value):
-        return "number", value  # equal to a float that is equal
+        return "number", value  # an int and an equal float are equal keys
     if isinstance(value, str | bool):
         return "string" if isinstance(value, str) else "boolean", value
     return None

@@ -16,13 +16,13 @@ from .schema_check import TYPES, types_of
 from .schema_formats import PATTERNS
 
 _NAME = re.compile(r"[\w.:/@$-]+")
-_NULL = "/(?i:null)/"  # what parsers take for no value, whatever its type is
+_NULL = "/(?i:null)/"  # parsers read it as null, for any type
 _EDGES = r"/[^\s\x1c-\x1f]((?s:.*)[^\s\x1c-\x1f])?/"
 _LISTS = "/[ \\t\\r\\n]*[\\[{](?s:.*)/"
-_LONG_NUMBERS = "/[ \\t\\r\\n]*-?[0-9]{400}(?s:.*)/"  # Python refuses to read very long ones
-_LONGEST = 1000  # a bound on a text's length
+_LONG_NUMBERS = "/[ \\t\\r\\n]*-?[0-9]{400}(?s:.*)/"  # too long for Python to read
+_LONGEST = 1000  # largest bound on a text's length
 _ROOT = frozenset({"type", "properties", "required", "additionalProperties"})
-_EXACT = 2**53  # up to here doubles have all integers
+_EXACT = 2**53  # doubles hold all integers up to this
 _DEEPEST = 100
 _KINDS = {
     type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string",
