@@ -1,16 +1,24 @@
 """Conversations become prompts, whatever the model's template knows."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from umbel.models.errors import TemplateError
 from umbel.models.load.loader import LoadedModel
 from umbel.models.text.conversation import Conversation, Message, ToolCall, ToolChoice
+from umbel.models.text.formats import ReasoningFormat
+from umbel.models.text.json_text import whole_characters
+from umbel.models.text.output import OutputParser
 from umbel.models.text.template import ChatTemplate
 
-from .outputs import GENERIC, TOOLS, WEATHER
+from ...tiny import CHAT_TEMPLATE
+from .outputs import GENERIC, TOOLS, WEATHER, parts_of
 from .templates import (
     ALTERNATING,
     NINE_LETTER_IDS,
@@ -18,6 +26,7 @@ from .templates import (
     OBJECTS,
     OPEN_CALLS,
     THINKING,
+    model_with,
     template_of,
 )
 
@@ -256,3 +265,47 @@ def test_calls_in_a_row_stay_messages_of_their_own() -> None:
     said = Message(role="assistant", content="One.")
     text = template_of(NINE_LETTER_IDS).render(talk(ASKS, said, said, ASKS))
     assert text.count("[assistant]One.") == 2
+
+
+HALVES = st.sampled_from(
+    ["\\ud83d", "\\uDE00", "\\ud83d\\ude00", "\\\\", "\\u0041", "\\n", "ud83d", "a", "\\\\ud83d"]
+)
+
+
+@given(st.lists(HALVES, max_size=8))
+def test_halves_of_surrogate_pairs_become_replacement_characters(pieces: list[str]) -> None:
+    text = f'"{"".join(pieces)}"'.encode()
+    mended = whole_characters(text)
+    expected = json.loads(text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    assert msgspec.json.decode(text if mended is None else mended) == expected
+    if mended is None:
+        assert msgspec.json.decode(text) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "special"),
+    [
+        ("[THINK]", "[/THINK]", True),
+        ("<seed:think>", "</seed:think>", False),
+        ("<thinking>", "</thinking>", True),
+    ],
+)
+def test_paired_thought_markers(tmp_path: Path, start: str, end: str, special: bool) -> None:  # noqa: FBT001
+    codec = model_with(tmp_path, CHAT_TEMPLATE, (start, end), special=special).text
+    assert codec.template.form.reasoning == ReasoningFormat(start, end)
+    detokenizer = codec.detokenizer(codec.markup_tokens)
+    parser = OutputParser(codec.template.form)
+    tokens = codec.encode(f"{start} the agent {end} reads", special_tokens=False)
+    events = [event for token in tokens for event in parser.push(detokenizer.push(token))]
+    assert parts_of(events + parser.flush()) == [("thought", "the agent"), ("text", "reads")]
+
+
+def test_thought_markers_of_the_template_alone(tmp_path: Path) -> None:
+    cut = "{# <mind:think> … </mind:think> #}" + CHAT_TEMPLATE
+    form = model_with(tmp_path / "a", cut).text.template.form
+    assert form.reasoning == ReasoningFormat("<mind:think>", "</mind:think>")
+
+
+def test_one_thought_marker_alone_is_none(tmp_path: Path) -> None:
+    form = model_with(tmp_path, CHAT_TEMPLATE, ("[THINK]",), special=True).text.template.form
+    assert form.reasoning is None
