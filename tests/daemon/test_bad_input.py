@@ -27,8 +27,6 @@ Send = Callable[[RunningDaemon], Reply]
 
 
 class Row(NamedTuple):
-    """One row of the table."""
-
     name: str
     status: int
     kind: str
@@ -37,7 +35,6 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Read the table."""
     table = re.findall(
         r"^\| (.+?) \| (\d{3}) \| (\w+) \| (\w*) ?\| (.+) \|$", DOC.read_text(), re.MULTILINE
     )
@@ -45,29 +42,24 @@ def rows() -> list[Row]:
 
 
 def chat(**fields: Any) -> Send:
-    """Send a good chat request with some fields changed."""
     return lambda daemon: daemon.post({**GOOD, **fields})
 
 
 def text(**fields: Any) -> Send:
-    """Send a text completion."""
     return lambda daemon: daemon.post({"prompt": "hello", "max_tokens": 2, **fields}, TEXT)
 
 
 def tool(name: str, **more: Any) -> dict[str, Any]:
-    """Define a tool."""
     return {"type": "function", "function": {"name": name, **more}}
 
 
 def respond(**fields: Any) -> Send:
-    """Ask for a response."""
     return lambda daemon: daemon.post(
         {"input": "hello", "max_output_tokens": 2, **fields}, RESPONSES
     )
 
 
 def raw(body: bytes) -> Send:
-    """Send bytes as they are."""
     return lambda daemon: daemon.post(body)
 
 
@@ -93,7 +85,7 @@ def _many_input_items(daemon: RunningDaemon) -> Reply:
 
 
 def _by_hand(daemon: RunningDaemon, rest: bytes, route: str = CHAT) -> Reply:
-    """Send what no HTTP client would, and read one answer."""
+    """Send bytes that no HTTP client would, and read one answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(str(daemon.socket))
@@ -365,13 +357,12 @@ CASES: dict[str, Send] = {
 
 
 def test_every_row_has_a_case() -> None:
-    """The table promises nothing that is not tested, and no test is left out of it."""
     assert [row.name for row in rows()] == list(CASES)
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
 def test_row(row: Row, tiny_daemon: RunningDaemon) -> None:
-    """Each bad input gets what its row says, and the next request is served."""
+    """The next request is served."""
     reply = CASES[row.name](tiny_daemon)
     error = reply.json()["error"]
     assert (reply.status, error["type"], error.get("code")) == (row.status, row.kind, row.code)
@@ -409,13 +400,12 @@ def test_null_means_absent(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_unknown_fields_are_accepted(tiny_daemon: RunningDaemon) -> None:
-    """SDKs add fields of their own; those that do not change the answer are ignored."""
+    """SDKs add fields of their own."""
     extra = {"metadata": {"a": "b"}, "user": "u", "store": False, "service_tier": "auto"}
     assert tiny_daemon.post(GOOD | extra).status == 200
 
 
 def test_neutral_values_are_served(tiny_daemon: RunningDaemon) -> None:
-    """A field that is refused may say what holds anyway."""
     neutral = {
         "best_of": 1,
         "use_beam_search": False,
@@ -435,7 +425,6 @@ def test_neutral_values_are_served(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_extreme_numbers_are_served(tiny_daemon: RunningDaemon) -> None:
-    """The largest values that are allowed are also served, not only accepted."""
     extremes: list[dict[str, Any]] = [
         {"max_tokens": 10**30, "stop": ["a", "e", "i", " "]},
         {"seed": -(10**30)},
@@ -452,13 +441,12 @@ def test_extreme_numbers_are_served(tiny_daemon: RunningDaemon) -> None:
         assert reply.status == 200, (fields, reply.body)
 
 
-def test_methods_that_are_allowed_are_named(tiny_daemon: RunningDaemon) -> None:
-    """A 405 says which methods there are."""
+def test_allowed_methods_are_named(tiny_daemon: RunningDaemon) -> None:
     assert tiny_daemon.request("GET", CHAT).headers["Allow"] == "POST"
 
 
 def test_garbage_instead_of_http(tiny_daemon: RunningDaemon) -> None:
-    """Bytes that are not HTTP get a 400, and the next request is served."""
+    """The next request is served."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(str(tiny_daemon.socket))
@@ -468,7 +456,7 @@ def test_garbage_instead_of_http(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_every_answer_has_a_request_id(tiny_daemon: RunningDaemon) -> None:
-    """A client can name the request it complains about, also when it failed."""
+    """Errors too."""
     for reply in (
         tiny_daemon.post(GOOD),
         tiny_daemon.post({}),

@@ -14,7 +14,7 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
 def prefilled(daemon: RunningDaemon) -> float:
-    """How many tokens the daemon has computed for prompts."""
+    """Return how many tokens the daemon has computed for prompts."""
     found = re.search(
         r"^umbel_prefill_tokens_total (\S+)$",
         daemon.request("GET", "/metrics").body.decode(),
@@ -25,14 +25,12 @@ def prefilled(daemon: RunningDaemon) -> float:
 
 
 def events(body: bytes) -> list[Any]:
-    """Read the events of a stream."""
     lines = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]
     assert lines[-1] == b"[DONE]"
     return [msgspec.json.decode(line) for line in lines[:-1]]
 
 
 def solo(daemon: RunningDaemon, prompt: Any, **fields: Any) -> str:
-    """Ask for one answer."""
     answer = daemon.post({"prompt": prompt, **fields}, TEXT).json()
     text: str = answer["choices"][0]["text"]
     return text
@@ -61,10 +59,10 @@ def test_each_answer_has_a_seed_of_its_own(tiny_daemon: RunningDaemon) -> None:
     assert len(set(alone)) == 3
 
 
-def test_a_second_answer_has_a_conversation_that_no_client_can_name(
+def test_second_answer_has_a_conversation_that_no_client_can_name(
     tiny_daemon: RunningDaemon,
 ) -> None:
-    """So no request of a client waits for it, nor it for one."""
+    """So neither waits for a client's request."""
     body = {"messages": MESSAGES, "conversation": "the-n-test", "n": 2, "max_tokens": 2}
     assert tiny_daemon.post(body).status == 200
     told = [line for line in tiny_daemon.log().splitlines() if "the-n-test" in line]
@@ -72,8 +70,8 @@ def test_a_second_answer_has_a_conversation_that_no_client_can_name(
     assert sum(r"the-n-test\xa01 " in line for line in told) == 1
 
 
-def test_an_answer_that_has_stopped_is_not_computed_further(tiny_daemon: RunningDaemon) -> None:
-    """Although others of the same request are not done."""
+def test_stopped_answer_is_not_computed_further(tiny_daemon: RunningDaemon) -> None:
+    """Other answers of the request go on."""
     fields = {"prompt": PROMPT, "temperature": 0, "max_tokens": 400}
     stop = solo(tiny_daemon, **fields)[4:12]
     before = tiny_daemon.status()["engine"]["generation_tokens"]
@@ -83,7 +81,6 @@ def test_an_answer_that_has_stopped_is_not_computed_further(tiny_daemon: Running
 
 
 def test_prompts_are_answered_in_their_order(tiny_daemon: RunningDaemon) -> None:
-    """Each prompt has its answers, those of the first one first."""
     prompts = ["one two three", "the sea is blue", "a"]
     fields = {"max_tokens": 5, "temperature": 0}
     choices = tiny_daemon.post({"prompt": prompts, "n": 2, **fields}, TEXT).json()["choices"]
@@ -97,7 +94,7 @@ def test_prompts_are_answered_in_their_order(tiny_daemon: RunningDaemon) -> None
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", TEXT])
 def test_streamed_answers_are_told_apart(tiny_daemon: RunningDaemon, route: str) -> None:
-    """Chunks name their choice; put together they are the whole answers; each ends once."""
+    """Chunks name their choice; joined they are the whole answers; each ends once."""
     wanted = {"messages": MESSAGES} if route != TEXT else {"prompt": PROMPT}
     body = {**wanted, "n": 3, "seed": 3, "max_tokens": 6}
     whole = tiny_daemon.post(body, route).json()["choices"]
@@ -116,7 +113,7 @@ def test_streamed_answers_are_told_apart(tiny_daemon: RunningDaemon, route: str)
     assert chunks[-1]["usage"]["completion_tokens"] > 0
 
 
-def test_one_prompt_that_cannot_be_answered_refuses_all(tiny_daemon: RunningDaemon) -> None:
+def test_one_bad_prompt_refuses_all(tiny_daemon: RunningDaemon) -> None:
     """Nothing is computed for the others."""
     before = prefilled(tiny_daemon)
     reply = tiny_daemon.post({"prompt": ["hello", ""], "max_tokens": 2}, TEXT)

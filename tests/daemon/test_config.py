@@ -19,13 +19,12 @@ from umbel.daemon.errors import ConfigError
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
-    """A configuration file."""
     path = tmp_path / "umbel.toml"
     path.write_text('model = "from-file"\nprefill_chunk = 64\nmax_waiting = 3\n')
     return path
 
 
-def test_order_of_weight(toml: Path) -> None:
+def test_order_of_sources(toml: Path) -> None:
     """The file is weakest, then the environment, then flags; defaults fill the rest."""
     settings = load(
         {"max_waiting": 9, "host": None},
@@ -36,8 +35,8 @@ def test_order_of_weight(toml: Path) -> None:
     assert settings == Settings(model="from-file", prefill_chunk=128, max_waiting=9, keys_file=keys)
 
 
-def test_a_file_with_a_key_is_this_users(toml: Path) -> None:
-    """Others may not change it, and a daemon warns where they can read it."""
+def test_file_with_a_key(toml: Path) -> None:
+    """Others may not change it, and a daemon warns if they can read it."""
     toml.chmod(0o666)
     assert load({}, file=toml).public_file is None
     with toml.open("a") as file:
@@ -52,7 +51,7 @@ def test_a_file_with_a_key_is_this_users(toml: Path) -> None:
 
 
 def test_file_named_in_the_environment(toml: Path) -> None:
-    """UMBEL_CONFIG names the file; a flag names it louder."""
+    """A flag is stronger than UMBEL_CONFIG."""
     assert load({}, environment={"UMBEL_CONFIG": str(toml)}).model == "from-file"
     missing = {"UMBEL_CONFIG": "/nowhere.toml"}
     assert load({}, file=toml, environment=missing).model == "from-file"
@@ -60,8 +59,7 @@ def test_file_named_in_the_environment(toml: Path) -> None:
         load({}, environment=missing)
 
 
-def test_no_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a file all settings have their defaults."""
+def test_missing_default_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load({}, environment={}) == Settings()
 
@@ -97,7 +95,7 @@ def test_no_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_bad_file(toml: Path, text: str, words: str) -> None:
-    """An unknown key or a bad value is refused with the names of file and key."""
+    """The message names file and key."""
     toml.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load({}, file=toml, environment={})
@@ -107,7 +105,6 @@ def test_bad_file(toml: Path, text: str, words: str) -> None:
 
 @pytest.mark.parametrize("text", [b"not toml", b"model = '\xff'"])
 def test_unreadable_file(toml: Path, text: bytes) -> None:
-    """What is no TOML, or no text, is refused with the file's name."""
     toml.write_bytes(text)
     with pytest.raises(ConfigError, match=f"cannot read {toml}: "):
         load({}, file=toml, environment={})
@@ -115,7 +112,7 @@ def test_unreadable_file(toml: Path, text: bytes) -> None:
 
 @pytest.mark.parametrize("size", ["8 gigs", "8GBB", "8gb", "", "-5", "1.5GiB"])
 def test_bad_size(toml: Path, size: str) -> None:
-    """It is said what a size looks like, and which flag, variable or key has none."""
+    """The message describes a size, and names the flag, variable or key."""
     wrong = f" is '{size}'; it must be a size: 8GiB, 500MB, or a whole number of bytes"
     toml.write_text(f"disk_bytes = '{size}'")
     for flags, environment, file, place in (
@@ -129,7 +126,7 @@ def test_bad_size(toml: Path, size: str) -> None:
 
 
 def test_sizes(toml: Path) -> None:
-    """A size has a unit or none; in the file it may be a number."""
+    """In the file, a size may be a number."""
     toml.write_text("disk_bytes = 4096")
     sizes = load({"cache_bytes": "500 MB"}, file=toml, environment={"UMBEL_BODY_BYTES": "8GiB"})
     assert (sizes.cache_budget, sizes.disk_budget) == (500_000_000, 4096)
@@ -137,8 +134,7 @@ def test_sizes(toml: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_what_is_said_of_a_setting(setting: Setting) -> None:
-    """Each has words for what it does, may be, and is by default; and its default may be."""
+def test_words_of_a_setting(setting: Setting) -> None:
     assert setting.about.does.endswith(".")
     assert setting.values
     assert bool(setting.about.unset) is (setting.default in (None, [], {}))
@@ -163,20 +159,18 @@ def test_what_is_said_of_a_setting(setting: Setting) -> None:
     ],
 )
 def test_bad_environment(name: str, value: str, words: str) -> None:
-    """The same for environment variables, by their own names."""
     with pytest.raises(ConfigError) as caught:
         load({}, environment={name: value})
     assert words in str(caught.value)
 
 
 def test_bad_flag() -> None:
-    """The same for flags."""
     with pytest.raises(ConfigError, match="--port is '70000'; it must be a whole number, 0 to"):
         load({"port": "70000"}, environment={})
 
 
-def test_a_key_is_never_shown(toml: Path) -> None:
-    """A message about `api_key` does not have its value: logs keep messages."""
+def test_key_is_never_shown(toml: Path) -> None:
+    """Logs keep messages."""
     toml.write_text("api_key = 12345")
     with pytest.raises(ConfigError) as caught:
         load({}, file=toml, environment={})
@@ -184,7 +178,6 @@ def test_a_key_is_never_shown(toml: Path) -> None:
 
 
 def test_tcp_beyond_loopback_needs_a_key() -> None:
-    """Nobody exposes a daemon to a network by accident."""
     flags = {"host": "0.0.0.0", "port": 1}  # noqa: S104  (never bound)
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0 can be reached from outside"):
         load(flags, environment={})
@@ -218,14 +211,12 @@ def test_aliases_of_three_sources(toml: Path) -> None:
     ],
 )
 def test_bad_aliases(words: list[str], message: str) -> None:
-    """What no request could use, or leads nowhere, is refused in words."""
     with pytest.raises(ConfigError) as caught:
         load({"aliases": words}, environment={})
     assert message in str(caught.value)
 
 
 def test_longest_alias() -> None:
-    """255 characters are a name."""
     assert load({"aliases": ["a" * 255]}, environment={}).aliases == {"a" * 255: "default"}
 
 
@@ -246,7 +237,6 @@ def test_longest_alias() -> None:
     ],
 )
 def test_bad_table(toml: Path, text: str, words: str) -> None:
-    """A table with other keys, or with values that are none, is refused."""
     toml.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load({}, file=toml, environment={})
@@ -279,14 +269,14 @@ def test_origins_of_two_sources() -> None:
     ],
 )
 def test_bad_origins(origin: str, words: str) -> None:
-    """What no browser sends as an origin would never match, so it is refused."""
+    """No browser sends them, so they would never match."""
     with pytest.raises(ConfigError) as caught:
         load({"cors_origins": [origin]}, environment={})
     assert words in str(caught.value)
 
 
-def test_a_table_without_a_model_names_one(toml: Path) -> None:
-    """The embedded model's name and a repo's say where they are; another name does not."""
+def test_table_without_a_model(toml: Path) -> None:
+    """The embedded model's name and a repo's are places; other names are not."""
     toml.write_text("[models.smollm2]\npinned = true\n[models.'org/name']\npinned = true\n")
     models = load({"model": "o/n"}, file=toml, environment={}).models
     assert models == dict.fromkeys(("smollm2", "org/name"), ModelSettings(pinned=True))
@@ -308,7 +298,6 @@ def test_a_table_without_a_model_names_one(toml: Path) -> None:
     ],
 )
 def test_is_loopback(host: str, *, expected: bool) -> None:
-    """Only what can mean nothing but this machine counts."""
     assert is_loopback(host) is expected
 
 

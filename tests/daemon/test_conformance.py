@@ -5,15 +5,14 @@ from ..probes import CHAT, PROBES, TEXT, Probe
 from .running import RunningDaemon
 
 
-def test_the_page_is_what_the_daemon_answers(tiny_daemon: RunningDaemon) -> None:
-    """Every probe gets the answer that stands in its row and column."""
+def test_page_is_what_the_daemon_answers(tiny_daemon: RunningDaemon) -> None:
     told = conformance.PAGE.read_text(encoding="utf-8").splitlines()
     found = conformance.render(tiny_daemon).splitlines()
     assert found == told, "run python -m tests.conformance --write"
 
 
 def test_probes_tell_honoured_from_ignored(tiny_daemon: RunningDaemon) -> None:
-    """A field that nobody knows is served, and shows nothing: that is no yes."""
+    """An unknown field is served, and shows nothing."""
     asked = {CHAT: {"more_answers": 2}}
     shows = next(p.shows for p in PROBES if p.feature == "several answers (n)")
     probe = Probe("more answers", asked, shows)

@@ -35,14 +35,12 @@ GOOD: dict[str, Any] = {
 
 
 def ask(daemon: RunningDaemon, **fields: Any) -> Any:
-    """Ask for a message that differs from a good one in some fields."""
     reply = daemon.post({**GOOD, **fields}, MESSAGES)
     assert reply.status == 200, reply.body
     return reply.json()
 
 
 def events(reply: Reply) -> list[tuple[str, Any]]:
-    """Take a stream apart."""
     parts = [part.split("\n") for part in reply.body.decode().split("\n\n")[:-1]]
     return [
         (name.removeprefix("event: "), msgspec.json.decode(data.removeprefix("data: ")))
@@ -50,7 +48,7 @@ def events(reply: Reply) -> list[tuple[str, Any]]:
     ]
 
 
-def test_a_whole_message(tiny_daemon: RunningDaemon) -> None:
+def test_whole_message(tiny_daemon: RunningDaemon) -> None:
     """Its shape, its usage, and the request's id in its headers."""
     reply = tiny_daemon.post(GOOD, f"{MESSAGES}?beta=true")
     answer = reply.json()
@@ -62,8 +60,8 @@ def test_a_whole_message(tiny_daemon: RunningDaemon) -> None:
     assert answer["usage"]["output_tokens"] == 4
 
 
-def test_a_stream_has_the_same_answer(tiny_daemon: RunningDaemon) -> None:
-    """Named events, and every datum has its event's name as its type."""
+def test_stream_has_the_same_answer(tiny_daemon: RunningDaemon) -> None:
+    """Each event's type is its name."""
     whole = ask(tiny_daemon)
     reply = tiny_daemon.post({**GOOD, "stream": True}, MESSAGES)
     assert reply.headers["Content-Type"] == "text/event-stream"
@@ -74,8 +72,8 @@ def test_a_stream_has_the_same_answer(tiny_daemon: RunningDaemon) -> None:
     assert told[-2][1]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
 
 
-def test_the_usage_adds_up_to_the_count(tiny_daemon: RunningDaemon) -> None:
-    """What was read from the cache and what was not is the whole prompt, as counted."""
+def test_usage_adds_up_to_the_count(tiny_daemon: RunningDaemon) -> None:
+    """Cached and uncached tokens together are the whole prompt."""
     body = {**GOOD, "system": "The usage adds up, whatever was cached."}
     counted = tiny_daemon.post({**body, "max_tokens": None}, f"{MESSAGES}/count_tokens").json()
     usages = [ask(tiny_daemon, **body)["usage"] for _ in range(2)]
@@ -85,8 +83,8 @@ def test_the_usage_adds_up_to_the_count(tiny_daemon: RunningDaemon) -> None:
     assert usages[1]["input_tokens"] < usages[0]["input_tokens"]
 
 
-def test_the_billing_header_breaks_no_sharing(tiny_daemon: RunningDaemon) -> None:
-    """Requests that differ in it alone share all that one request shares with itself."""
+def test_billing_header_breaks_no_sharing(tiny_daemon: RunningDaemon) -> None:
+    """Requests that differ in it alone share as much as equal ones."""
     told = {"type": "text", "text": "Agents that differ in a header share this. " * 10}
 
     def usage(digest: str, *, first: bool) -> Any:
@@ -101,8 +99,8 @@ def test_the_billing_header_breaks_no_sharing(tiny_daemon: RunningDaemon) -> Non
     assert usage("ffe", first=False) == warm
 
 
-def test_the_conversation_is_claude_codes_session(tiny_daemon: RunningDaemon) -> None:
-    """By its header, or else by what it writes into user_id."""
+def test_conversation_is_claude_codes_session(tiny_daemon: RunningDaemon) -> None:
+    """The header names it, or else `user_id`."""
     user_id = '{"device_id":"d","account_uuid":"","session_id":"session-in-body"}'
     ask(tiny_daemon, metadata={"user_id": user_id})
     tiny_daemon.request("POST", MESSAGES, GOOD, {"X-Claude-Code-Session-Id": "session-in-header"})
@@ -110,8 +108,8 @@ def test_the_conversation_is_claude_codes_session(tiny_daemon: RunningDaemon) ->
     assert "conversation=session-in-header/" in tiny_daemon.log()
 
 
-def test_what_claude_code_sends(tiny_daemon: RunningDaemon) -> None:
-    """A body as recorded, in the middle of a session: every field of it is known here."""
+def test_recorded_request_of_claude_code(tiny_daemon: RunningDaemon) -> None:
+    """In the middle of a session; umbel knows every field of it."""
     hint = {"cache_control": {"type": "ephemeral"}}
     header = "x-anthropic-billing-header: cc_version=2.1.329.0a8; cc_entrypoint=sdk-cli;"
     schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -148,20 +146,18 @@ def test_what_claude_code_sends(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_any_version_and_any_beta_is_accepted(tiny_daemon: RunningDaemon) -> None:
-    """The headers choose nothing here."""
     headers = {"anthropic-version": "2099-01-01", "anthropic-beta": "claude-code-1,unknown-2"}
     assert tiny_daemon.request("POST", MESSAGES, GOOD, headers).status == 200
 
 
 def test_tools_that_are_left_out_are_logged(tiny_daemon: RunningDaemon) -> None:
-    """Whoever misses one finds it in the log."""
     ask(tiny_daemon, tools=[{"type": "web_search_20250305", "name": "web_search"}])
     assert "tools left out" in tiny_daemon.log()
     assert "'web_search_20250305'" in tiny_daemon.log()
 
 
-def test_pings_while_it_waits(tiny_daemon: RunningDaemon) -> None:
-    """The client hears that work goes on, before message_start too."""
+def test_pings_while_a_request_waits(tiny_daemon: RunningDaemon) -> None:
+    """They may come before message_start."""
     busy, response = tiny_daemon.stream(
         {"messages": GOOD["messages"], "max_tokens": 3000, "logit_bias": {"2": -100}}
     )
@@ -199,10 +195,10 @@ def test_pings_while_it_waits(tiny_daemon: RunningDaemon) -> None:
         ),
     ],
 )
-def test_errors(
+def test_errors_are_the_sdks_exceptions(
     error: Exception, status: int, kind: str, raised: type[anthropic.APIStatusError]
 ) -> None:
-    """Each has Anthropic's status and type, and is the SDK's own exception."""
+    """Each has Anthropic\'s status and type."""
     response = error_response(f"{MESSAGES}/count_tokens", "req-1", as_api_error(error))
     body = response.body
     assert isinstance(body, bytes)
@@ -227,8 +223,7 @@ def test_errors(
     assert waits == ("3" if status in (429, 529) else None)
 
 
-async def test_a_daemon_that_is_loading_is_overloaded() -> None:
-    """On the wire too, with the time after which to come back."""
+async def test_loading_daemon_is_overloaded() -> None:
     async with TestClient(TestServer(application(Entry(Settings())))) as client:
         response = await client.post(MESSAGES, json=GOOD)
         body = await response.json()
@@ -241,7 +236,6 @@ async def test_a_daemon_that_is_loading_is_overloaded() -> None:
 
 
 def test_other_paths_keep_openais_shape() -> None:
-    """Only what lies below messages is Anthropic's."""
     for path in ("/v1/chat/completions", "/v1/messagesx", "/nothing"):
         failure = as_api_error(UnavailableError("no", retry_after=3))
         response = error_response(path, "req-1", failure)
@@ -250,8 +244,8 @@ def test_other_paths_keep_openais_shape() -> None:
         assert msgspec.json.decode(response.body)["error"]["code"] == "service_unavailable"
 
 
-def test_the_words_of_a_context_that_is_too_long(tiny_daemon: RunningDaemon) -> None:
-    """Claude Code looks for exactly these, and compacts; the count says the same number."""
+def test_words_of_a_prompt_over_the_context(tiny_daemon: RunningDaemon) -> None:
+    """Claude Code looks for exactly these, and compacts; the count has the same number."""
     body = {**GOOD, "messages": [{"role": "user", "content": "word " * 4000}]}
     counted = tiny_daemon.post(body, f"{MESSAGES}/count_tokens").json()["input_tokens"]
     assert counted >= TINY_CONTEXT
@@ -261,8 +255,8 @@ def test_the_words_of_a_context_that_is_too_long(tiny_daemon: RunningDaemon) -> 
     assert reply.json()["error"] == {"type": "invalid_request_error", "message": words}
 
 
-def test_a_prompt_that_just_does_not_fit_is_over_the_maximum() -> None:
-    """The numbers make sense where no room is left for one token of an answer."""
+def test_prompt_that_just_does_not_fit_is_over_the_maximum() -> None:
+    """No room is left for one token of an answer."""
     error = as_api_error(ContextLengthExceededError("no", tokens=100, most=99))
     response = error_response(MESSAGES, "req-1", error)
     assert isinstance(response.body, bytes)
@@ -279,10 +273,10 @@ def test_a_prompt_that_just_does_not_fit_is_over_the_maximum() -> None:
         ({}, 401),
     ],
 )
-def test_both_headers_have_the_key(
+def test_key_in_either_header(
     locked_daemon: RunningDaemon, headers: dict[str, str], status: int
 ) -> None:
-    """Old clients send x-api-key, new ones a bearer; who has neither hears it in dialect."""
+    """Old clients send x-api-key, new ones a bearer. An error has Anthropic's shape."""
     connection = http.client.HTTPConnection("127.0.0.1", locked_daemon.tcp_port(), timeout=60)
     connection.request("POST", MESSAGES, msgspec.json.encode(GOOD), headers)
     response = connection.getresponse()

@@ -38,7 +38,7 @@ Script = list[list[OutputEvent]]
 
 
 class ScriptedText:
-    """The codec and the parser of a script: a token is its line."""
+    """Codec and parser of a script: a token is the number of its line."""
 
     in_reasoning = False
     done = False
@@ -47,29 +47,23 @@ class ScriptedText:
         self._script = script
 
     def detokenizer(self, _markup: frozenset[int], *, continues: bool) -> "ScriptedText":
-        """Its tokens are texts already."""
         assert not continues
         return self
 
     def push(self, token: Any) -> Any:
-        """Detokenise a number to itself, and parse that to a line of the script."""
         return token if isinstance(token, str) else str(token)
 
     def flush(self) -> list[OutputEvent]:
-        """Nothing is held back."""
         return []
 
 
 class ScriptedParser(ScriptedText):
-    """Says a line for each token."""
-
     def push(self, token: Any) -> Any:
-        """Say it."""
         return self._script[int(token)]
 
 
 class Answer(NamedTuple):
-    """One answer in both shapes."""
+    """An answer, streamed and whole."""
 
     stream: bytes
     whole: dict[str, Any]
@@ -134,7 +128,7 @@ def read(stream: bytes) -> Message:
 
 
 def shown(message: Message) -> list[dict[str, Any]]:
-    """What the SDK found in the content, as JSON would have it."""
+    """Return the content that the SDK found, as JSON would have it."""
     told = ("type", "text", "thinking", "signature", "id", "name", "input")
     return [
         {key: value for key, value in block.to_dict().items() if key in told}
@@ -143,7 +137,6 @@ def shown(message: Message) -> list[dict[str, Any]]:
 
 
 def events_of(stream: bytes) -> list[tuple[str, Any]]:
-    """Take a stream apart."""
     parts = [part.split(b"\n") for part in stream.split(b"\n\n")[:-1]]
     return [
         (name.removeprefix(b"event: ").decode(), msgspec.json.decode(data.removeprefix(b"data: ")))
@@ -152,7 +145,6 @@ def events_of(stream: bytes) -> list[tuple[str, Any]]:
 
 
 def call(number: int, name: str, *arguments: str) -> list[OutputEvent]:
-    """Write the events of a call."""
     more = [ToolCallDelta(number, fragment) for fragment in arguments]
     return [ToolCallStart(number, name, f"call_{number}"), *more, ToolCallEnd(number)]
 
@@ -167,8 +159,7 @@ THOUGHT_TEXT_TOOLS: Script = [
 ]
 
 
-def test_thought_text_and_tools_are_the_same_in_both_shapes() -> None:
-    """The SDK reads from the stream what the whole answer has."""
+def test_stream_and_whole_answer_have_the_same_content() -> None:
     stream, whole = answered(THOUGHT_TEXT_TOOLS)
     message = read(stream)
     assert shown(message) == whole["content"]
@@ -184,8 +175,8 @@ def test_thought_text_and_tools_are_the_same_in_both_shapes() -> None:
     assert message.usage.to_dict() == whole["usage"]
 
 
-def test_the_prompt_is_what_was_read_and_what_was_not() -> None:
-    """Cached tokens are no input tokens; message_start has the prompt's share already."""
+def test_usage_tells_cached_tokens_apart() -> None:
+    """message_start has the prompt's share already."""
     stream, whole = answered([[TextDelta("x", 0)]])
     assert whole["usage"] == {
         "input_tokens": 3,
@@ -198,8 +189,8 @@ def test_the_prompt_is_what_was_read_and_what_was_not() -> None:
     assert start == whole["usage"] | {"output_tokens": 0}
 
 
-def test_thinking_that_is_not_shown_comes_back_with_its_signature() -> None:
-    """The client sees none of it, hears that work goes on, and can send it back."""
+def test_hidden_thinking_is_in_its_signature() -> None:
+    """The client gets pings meanwhile, and can send the signature back."""
     stream, whole = answered(THOUGHT_TEXT_TOOLS, shows_thinking=False)
     (thought, *_) = shown(read(stream))
     assert thought == whole["content"][0]
@@ -222,13 +213,12 @@ def test_thinking_that_is_not_shown_comes_back_with_its_signature() -> None:
     ],
 )
 def test_stop_reasons(script: Script, finish: FinishReason, room: int, reason: str) -> None:
-    """Why an answer ended, in both shapes; the context may end it before max_tokens does."""
+    """The context may end an answer before max_tokens does."""
     stream, whole = answered(script, finish, room=room)
     assert read(stream).stop_reason == whole["stop_reason"] == reason
 
 
-def test_a_stop_sequence_is_named() -> None:
-    """Which one it was is told, and it is not in the text."""
+def test_stop_sequence_is_named() -> None:
     script: Script = [[TextDelta("one EN", 0)], [TextDelta("D two", 6)]]
     stream, whole = answered(script, stops=["END"])
     message = read(stream)
@@ -247,8 +237,8 @@ def test_a_stop_sequence_is_named() -> None:
         ('{"paths": ["/a", {"b": [1, 2', {"paths": ["/a", {"b": [1, 2]}]}),
     ],
 )
-def test_half_a_call_is_what_is_whole_of_it(written: str, kept: dict[str, Any]) -> None:
-    """In both shapes; that it is not complete, the stop reason says."""
+def test_cut_call_keeps_its_complete_arguments(written: str, kept: dict[str, Any]) -> None:
+    """Its stop reason says that it is not complete."""
     started: list[OutputEvent] = [ToolCallStart(0, "rm")]
     started += [ToolCallDelta(0, written)] if written else []
     stream, whole = answered([[TextDelta("So", 0)], started], FinishReason.LENGTH)
@@ -260,7 +250,7 @@ def test_half_a_call_is_what_is_whole_of_it(written: str, kept: dict[str, Any]) 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_json_is_closed_as_the_sdk_closes_it(*, ascii_only: bool) -> None:
-    """Wherever it is cut; what is whole stays as it is."""
+    """Wherever it is cut; complete JSON stays as it is."""
     value = {"a": [1, -2.5e-9, {"b": {}, '"': "x, {\\"}], "ü": {"c": [None, True, [], [[False]]]}}
     text = json.dumps(value, ensure_ascii=ascii_only)
     assert close_json(text) == text
@@ -268,8 +258,7 @@ def test_json_is_closed_as_the_sdk_closes_it(*, ascii_only: bool) -> None:
         assert json.loads(close_json(cut)) == from_json(cut.encode(), partial_mode=True)
 
 
-def test_an_infinite_number_arrives_as_it_was_written() -> None:
-    """It is JSON, whatever a client makes of it."""
+def test_infinite_number_arrives_as_written() -> None:
     generation = generation_of([call(0, "look", '{"a":1e999}')])
     generation.reader.push(0, None)
     whole = MessageAnswers(
@@ -278,8 +267,8 @@ def test_an_infinite_number_arrives_as_it_was_written() -> None:
     assert b'"input":{"a":1e999}' in msgspec.json.encode(whole)
 
 
-def test_blocks_have_the_order_in_which_they_came() -> None:
-    """In both shapes: text behind a call is a block of its own, and so is a second thought."""
+def test_blocks_keep_their_order() -> None:
+    """Text behind a call is a block of its own, and so is a second thought."""
     script: Script = [
         [TextDelta("Let me.", 0)],
         call(0, "look", '{"a":1}'),
@@ -294,8 +283,7 @@ def test_blocks_have_the_order_in_which_they_came() -> None:
     assert shown(read(stream)) == whole["content"]
 
 
-def test_an_error_in_a_stream_is_the_clients_exception() -> None:
-    """The SDK raises what its type says, and the id of the request is in it."""
+def test_error_in_a_stream_is_the_sdks_exception() -> None:
     generation = generation_of([])
     answers = MessageAnswers(
         "req-1", Generations([generation]), "tiny", max_tokens=1, shows_thinking=True
@@ -310,8 +298,7 @@ def test_an_error_in_a_stream_is_the_clients_exception() -> None:
     }
 
 
-def test_began_twice_is_one_message() -> None:
-    """Whatever comes first, a stream begins with one message_start."""
+def test_stream_has_one_message_start() -> None:
     script: Script = [[TextDelta("x", 0)]]
     generation = generation_of(script)
     answers = MessageAnswers(
@@ -327,7 +314,6 @@ _words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 
 @st.composite
 def scripts(draw: st.DrawFn) -> Script:
-    """Draw tokens that say text, thoughts and calls, in any order."""
     kinds = st.lists(st.sampled_from(["text", "thought", "call", "nothing"]), max_size=12)
     script: Script = []
     calls = start = 0
@@ -385,7 +371,7 @@ def balanced(events: Iterable[tuple[str, Any]]) -> list[str]:
 @settings(deadline=None)
 @given(script=scripts(), shows_thinking=st.booleans())
 def test_any_order_of_parts_is_balanced(script: Script, *, shows_thinking: bool) -> None:
-    """Blocks begin and end in order, and the SDK finds in them what the whole answer has."""
+    """Blocks begin and end in order, and the SDK finds the whole answer's content in them."""
     stream, whole = answered(script, shows_thinking=shows_thinking)
     kinds = balanced(events_of(stream))
     found = shown(read(stream))

@@ -29,46 +29,39 @@ EPHEMERAL = {"type": "ephemeral"}
 
 
 def request(kind: type[CountRequest] = MessagesRequest, **fields: Any) -> GenerationRequest:
-    """Read a body that differs from a good one in some fields."""
+    """Read a body that differs from a good one in some fields; `...` leaves a field out."""
     body = {"messages": [HELLO], "max_tokens": 8, **fields}
     raw = msgspec.json.encode({key: value for key, value in body.items() if value is not ...})
     return decode(raw, kind).generation_request(lambda: None)
 
 
 def conversation(**fields: Any) -> Conversation:
-    """Read a body to its conversation."""
     (prompt,) = request(**fields).prompts
     assert isinstance(prompt, Conversation)
     return prompt
 
 
 def said(*messages: dict[str, Any], **fields: Any) -> list[Message]:
-    """Read messages."""
     return conversation(messages=list(messages), **fields).messages
 
 
 def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
-    """Write an assistant's message."""
     return {"role": "assistant", "content": list(blocks)}
 
 
 def user(*blocks: dict[str, Any]) -> dict[str, Any]:
-    """Write a user's message."""
     return {"role": "user", "content": list(blocks)}
 
 
 def text(words: str) -> dict[str, Any]:
-    """Write a block of text."""
     return {"type": "text", "text": words}
 
 
 def marked(block: dict[str, Any]) -> dict[str, Any]:
-    """Mark a block for the cache."""
     return {**block, "cache_control": EPHEMERAL}
 
 
 def refusal(**fields: Any) -> APIError:
-    """Read a body that is refused."""
     with pytest.raises(APIError) as refused:
         request(**fields)
     assert refused.value.status == 400
@@ -76,10 +69,10 @@ def refusal(**fields: Any) -> APIError:
 
 
 class TestHints:
-    """Where `cache_control` stands, which changes nothing else."""
+    """Cache marks, which change nothing else."""
 
-    def test_they_change_no_message(self) -> None:
-        """Null is none; whatever else it says is ignored; at the top there is one anyway."""
+    def test_marks_change_no_message(self) -> None:
+        """Null is none; a `ttl` and a mark of the whole body are ignored."""
         assert said(user(marked(text("hello"))), cache_control=EPHEMERAL) == said(HELLO)
         plain = conversation(
             messages=[user({**text("hello"), "cache_control": None})],
@@ -87,8 +80,8 @@ class TestHints:
         )
         assert plain.hints == []
 
-    def test_behind_blocks_of_the_system_prompt(self) -> None:
-        """After so many characters; what is left out does not count."""
+    def test_marks_in_the_system_prompt(self) -> None:
+        """Offsets are in characters, without blocks that are left out."""
         header, empty = marked(text(BILLING)), marked(text(""))
         blocks = [header, marked(text("ab")), empty, text("cde"), marked(text("f"))]
         told = conversation(system=blocks)
@@ -97,7 +90,7 @@ class TestHints:
         among = conversation(messages=[HELLO, {"role": "system", "content": blocks}])
         assert among.hints == [CacheHint(1, 2), CacheHint(1, 2), CacheHint(1, 8)]
 
-    def test_behind_blocks_of_messages(self) -> None:
+    def test_marks_in_messages(self) -> None:
         """Results are messages of their own; a call ends its message."""
         plain = {"type": "text", "media_type": "text/plain", "data": "It rained."}
         document = {"type": "document", "source": plain, "title": "Diary"}
@@ -120,8 +113,8 @@ class TestHints:
         ]
         assert [m.content for m in told.messages][1:4] == ["I look.", "Error: seen", "So?"]
 
-    def test_behind_tools(self) -> None:
-        """After so many of those that are offered; tools come before what is said."""
+    def test_marks_behind_tools(self) -> None:
+        """They count the tools that are offered."""
         server = {"type": "web_search_20250305", "name": "web_search"}
         tools = [marked(server), marked(TOOL), {**TOOL, "name": "gone"}, marked(server)]
         removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "gone"}}
@@ -137,8 +130,7 @@ class TestHints:
     @pytest.mark.parametrize(
         "mark", [True, "ephemeral", {}, [], {"type": "persistent"}, {"type": None}, {"ttl": "5m"}]
     )
-    def test_what_is_malformed_is_refused(self, mark: Any) -> None:
-        """Wherever it stands, by its place."""
+    def test_malformed_marks_are_refused(self, mark: Any) -> None:
         field = {"cache_control": mark}
         places: dict[str, dict[str, Any]] = {
             "": field,
@@ -152,16 +144,13 @@ class TestHints:
 
 
 class TestSystem:
-    """System prompts, before the messages and among them."""
-
     def test_text_and_blocks_are_one_message(self) -> None:
-        """Blocks stand on lines of their own."""
         expected = [Message(role="system", content="a\nb"), Message(role="user", content="hello")]
         assert conversation(system="a\nb").messages == expected
         assert conversation(system=[text("a"), text("b")]).messages == expected
 
-    def test_a_system_message_keeps_its_place(self) -> None:
-        """Claude Code tells of its surroundings after the first words of the user."""
+    def test_system_message_keeps_its_place(self) -> None:
+        """Claude Code describes its surroundings behind the user's first words."""
         messages = said(HELLO, {"role": "system", "content": [text("a"), text("b")]})
         assert messages == [
             Message(role="user", content="hello"),
@@ -177,29 +166,26 @@ class TestSystem:
             f"{BILLING}\nBe brief.",
         ],
     )
-    def test_the_billing_header_is_dropped(self, system: Any) -> None:
-        """It differs from request to request, wherever it stands."""
+    def test_billing_header_is_dropped(self, system: Any) -> None:
+        """It differs from request to request."""
         assert conversation(system=system).messages[0] == Message(
             role="system", content="Be brief."
         )
 
-    def test_nothing_but_the_billing_header_is_no_system_prompt(self) -> None:
-        """Also among the messages."""
+    def test_billing_header_alone_is_no_system_prompt(self) -> None:
         header = {"role": "system", "content": BILLING}
         assert said(header, HELLO, system=BILLING) == [Message(role="user", content="hello")]
 
-    def test_what_only_mentions_the_header_stays(self) -> None:
-        """Only the beginning of a block is looked at, and no user's text is touched."""
+    def test_mention_of_the_billing_header_stays(self) -> None:
+        """Only the beginning of a block of a system prompt counts."""
         told = f"Never send {BILLING}"
         assert conversation(system=told).messages[0].content == told
         assert said({"role": "user", "content": BILLING})[0].content == BILLING
 
 
 class TestBlocks:
-    """What stands in messages."""
-
-    def test_a_turn_with_a_tool(self) -> None:
-        """Thoughts, text and calls are one message; results come before the user's text."""
+    def test_turn_with_a_tool(self) -> None:
+        """Thinking, text and calls are one message; results come before the user's text."""
         thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
         messages = said(
             HELLO,
@@ -214,13 +200,11 @@ class TestBlocks:
         ]
 
     def test_results_alone_are_no_message_of_the_user(self) -> None:
-        """Nothing is added to them."""
         assert [m.role for m in said(HELLO, assistant(CALL), user(RESULT))] == [
             *("user", "assistant", "tool")
         ]
 
-    def test_a_result_of_blocks_that_is_an_error(self) -> None:
-        """Its texts are joined, and it says that it is an error."""
+    def test_result_that_is_an_error(self) -> None:
         found = {"type": "tool_reference", "tool_name": "look"}
         result = {**RESULT, "is_error": True, "content": [text("no"), found]}
         assert said(HELLO, assistant(CALL), user(result))[-1].content == "Error: no\nlook"
@@ -228,7 +212,7 @@ class TestBlocks:
         assert said(HELLO, assistant(CALL), user(bare))[-1].content == ""
 
     def test_documents_and_search_results_are_text(self) -> None:
-        """With what tells of where they come from."""
+        """Title, context and source come first."""
         plain = {"type": "text", "media_type": "text/plain", "data": "It rained."}
         parts = {"type": "content", "content": [text("It"), text("rained.")]}
         document = {"type": "document", "source": plain, "title": "Diary", "context": "May"}
@@ -236,15 +220,14 @@ class TestBlocks:
         (message,) = said(user(document, {"type": "document", "source": parts}, found))
         assert message.content == "Diary\nMay\nIt rained.\nIt\nrained.\nT\ns\nx"
 
-    def test_redacted_thinking_says_nothing(self) -> None:
-        """Nobody but Anthropic can read it."""
+    def test_redacted_thinking_is_left_out(self) -> None:
         redacted = {"type": "redacted_thinking", "data": "abc"}
         assert said(HELLO, assistant(redacted, text("Yes.")), HELLO)[1] == Message(
             role="assistant", content="Yes."
         )
 
-    def test_a_signature_carries_what_was_not_shown(self) -> None:
-        """What a foreign one carries cannot be read; what is shown wins."""
+    def test_signature_carries_hidden_thinking(self) -> None:
+        """Shown thinking wins; a foreign signature has none."""
         hidden = {"type": "thinking", "thinking": "", "signature": sign("Hm: ü")}
         shown = {"type": "thinking", "thinking": "shown", "signature": sign("Hm")}
         foreign = {"type": "thinking", "thinking": "", "signature": "EqQBCkYIA"}
@@ -270,16 +253,14 @@ class TestBlocks:
             (user({"type": "document", "source": {"type": "text"}}), "", "a document without text"),
         ],
     )
-    def test_what_cannot_be_read_is_named(
+    def test_unreadable_blocks_are_named(
         self, message: dict[str, Any], place: str, words: str
     ) -> None:
-        """By its place and its type."""
         error = refusal(messages=[message])
         assert f"messages[0].{place}" in error.message
         assert words in error.message
 
-    def test_an_image_in_a_result(self) -> None:
-        """A text stands in its place, and the rest is as it was."""
+    def test_image_in_a_result(self) -> None:
         pdf = {"type": "document", "title": "T", "source": {"type": "base64", "data": "AA"}}
         image = {"type": "image", "source": {}}
         result = {**RESULT, "content": [text("x"), image, pdf, {"type": "resource"}]}
@@ -293,18 +274,16 @@ class TestBlocks:
         ]
 
     def test_citations_are_refused(self) -> None:
-        """They would be part of the answer."""
         source = {"type": "text", "data": "x"}
         document = {"type": "document", "source": source, "citations": {"enabled": True}}
         assert "citations is not supported" in refusal(messages=[user(document)]).message
 
-    def test_a_result_without_a_call(self) -> None:
-        """It is named, and the advice is to send the call."""
+    def test_result_without_a_call(self) -> None:
         error = refusal(messages=[user(RESULT)])
         assert "messages[0].content[0] is the result of a call 't1'" in error.message
 
-    def test_input_that_is_nested_too_deeply(self) -> None:
-        """However deep it is, it is read or refused, and never a fault of ours."""
+    def test_deeply_nested_input(self) -> None:
+        """However deep, it is read or refused with a 400."""
 
         def outcome(depth: int) -> str:
             nested = b'{"x":' * depth + b"1" + b"}" * depth
@@ -322,21 +301,16 @@ class TestBlocks:
         assert sorted(outcomes, reverse=True) == outcomes
         assert set(outcomes) == {"read", "400"}
 
-    def test_an_assistants_last_message_is_not_continued(self) -> None:
-        """It would change the answer, and cannot be done."""
+    def test_last_message_of_the_assistant_is_refused(self) -> None:
         error = refusal(messages=[HELLO, assistant(text("The"))])
         assert "must end with a user's" in error.message
 
-    def test_messages_without_text(self) -> None:
-        """Nothing is left of them."""
+    def test_messages_without_text_are_refused(self) -> None:
         assert "no text" in refusal(messages=[{"role": "system", "content": BILLING}]).message
 
 
 class TestTools:
-    """Definitions and choices."""
-
-    def test_definition(self) -> None:
-        """What a template is told of."""
+    def test_definition_of_a_tool(self) -> None:
         tools = [{**TOOL, "strict": True, "defer_loading": True, "type": "custom"}]
         assert conversation(tools=tools).tools == [
             Tool(
@@ -348,8 +322,8 @@ class TestTools:
             )
         ]
 
-    def test_those_that_anthropic_defines_are_left_out(self) -> None:
-        """Agents offer them to every server; who asks for one is refused."""
+    def test_tools_of_anthropic_are_left_out(self) -> None:
+        """Agents offer them to every server; a choice of one is refused."""
         tools = [{"type": "web_search_20250305", "name": "web_search"}, TOOL]
         assert [tool.name for tool in conversation(tools=tools).tools] == ["look"]
         choice = {"type": "tool", "name": "web_search"}
@@ -369,7 +343,6 @@ class TestTools:
         ],
     )
     def test_bad_definitions(self, tool: dict[str, Any], words: str) -> None:
-        """Each says which tool it is."""
         assert words in refusal(tools=[tool]).message
 
     @pytest.mark.parametrize(
@@ -384,17 +357,14 @@ class TestTools:
         ],
     )
     def test_choice(self, choice: Any, expected: ToolChoice) -> None:
-        """Each kind of it."""
         assert conversation(tools=[TOOL], tool_choice=choice).tool_choice == expected
 
     def test_bad_choices(self) -> None:
-        """A call that cannot be made is refused."""
         assert "there are no tools" in refusal(tool_choice={"type": "any"}).message
         missing = refusal(tools=[TOOL], tool_choice={"type": "tool"})
         assert missing.message == "tool_choice.name: Field required"
 
-    def test_tools_that_come_and_go(self) -> None:
-        """What was taken away by the end is not offered."""
+    def test_tool_removal_and_addition(self) -> None:
         look = {"type": "tool_reference", "name": "look"}
         removal, addition = ({"type": f"tool_{k}", "tool": look} for k in ("removal", "addition"))
         gone = {"role": "system", "content": [removal]}
@@ -406,10 +376,7 @@ class TestTools:
 
 
 class TestOptions:
-    """The rest of the fields."""
-
     def test_sampling(self) -> None:
-        """Numbers go on as they are."""
         wanted = request(temperature=0, top_p=0.5, top_k=4, stop_sequences=["x", "y"])
         assert (wanted.sampling.temperature, wanted.sampling.top_p) == (0, 0.5)
         assert (wanted.sampling.top_k, wanted.stops, wanted.max_tokens) == (4, ["x", "y"], 8)
@@ -436,11 +403,11 @@ class TestOptions:
         ],
     )
     def test_thinking(self, fields: dict[str, Any], options: dict[str, Any]) -> None:
-        """The template is told; without a word of it, its own default holds."""
+        """Without a field about it, the template's default holds."""
         assert conversation(**fields).options == options
 
     def test_format(self) -> None:
-        """Both places in which it may stand."""
+        """It may stand in two places."""
         form = {"type": "json_schema", "schema": {"type": "object"}}
         for fields in ({"output_format": form}, {"output_config": {"format": form}}):
             assert request(**fields).constraint == JSONSchema({"type": "object"})
@@ -456,8 +423,8 @@ class TestOptions:
             ({"type": "all"}, ["a", "", "b", "c"]),
         ],
     )
-    def test_thinking_that_is_cleared(self, keep: Any, thoughts: list[str]) -> None:
-        """A turn is all that comes between two messages of the user's own."""
+    def test_cleared_thinking(self, keep: Any, thoughts: list[str]) -> None:
+        """A turn is everything between two messages of the user's own."""
 
         def thought(words: str, *more: dict[str, Any]) -> dict[str, Any]:
             return assistant({"type": "thinking", "thinking": words, "signature": ""}, *more)
@@ -479,8 +446,7 @@ class TestOptions:
             ),
         ],
     )
-    def test_other_edits(self, edit: dict[str, Any], words: str) -> None:
-        """They would change the prompt."""
+    def test_other_edits_are_refused(self, edit: dict[str, Any], words: str) -> None:
         assert words in refusal(context_management={"edits": [edit]}).message
 
     @pytest.mark.parametrize(
@@ -501,11 +467,9 @@ class TestOptions:
         ],
     )
     def test_refusals(self, fields: dict[str, Any], words: str) -> None:
-        """What cannot be done is said."""
         assert words in refusal(**fields).message
 
-    def test_a_count_needs_no_max_tokens(self) -> None:
-        """Everything else is the same."""
+    def test_count_needs_no_max_tokens(self) -> None:
         assert request(CountRequest, max_tokens=...).max_tokens is None
 
     @pytest.mark.parametrize(
@@ -520,14 +484,14 @@ class TestOptions:
             ("[" * 2000, None),
         ],
     )
-    def test_the_session_in_user_id(self, user_id: str, name: str | None) -> None:
+    def test_session_in_user_id(self, user_id: str, name: str | None) -> None:
         """Claude Code writes JSON there; anything else is no session."""
         raw = msgspec.json.encode(
             {"messages": [HELLO], "max_tokens": 1, "metadata": {"user_id": user_id}}
         )
         assert decode(raw, MessagesRequest).session_name == name
 
-    def test_what_changes_no_answer_is_ignored(self) -> None:
+    def test_fields_that_change_no_answer_are_ignored(self) -> None:
         """Claude Code and the SDKs send all of this."""
         extra = {
             "service_tier": "auto",

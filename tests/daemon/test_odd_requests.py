@@ -1,55 +1,181 @@
-"""Odd requests of agents and their tools that are served, in all protocols.
+"""Odd requests of agents and clients that are served, in all protocols.
 
-It stands in the history, or comes with every request: refused, it would end the conversation.
+They stand in the history, or come with every request: refused, they would end the conversation.
 """
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .running import Reply, RunningDaemon, running
+from umbel.daemon.http.bodies import decode
+from umbel.daemon.http.failures import APIError
+from umbel.daemon.protocols.chat import ChatRequest
+from umbel.daemon.protocols.completions import CompletionRequest
+from umbel.daemon.protocols.generation_request import GenerationBody, GenerationRequest
+from umbel.daemon.protocols.messages import MessagesRequest
+from umbel.daemon.protocols.responses import ResponsesRequest
+from umbel.daemon.requests.prompts import Author, PromptReader
+from umbel.models.text.conversation import Conversation, JSONObject, JSONSchema
+from umbel.scheduler.limits import Admission
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+from ..models.text.templates import model_with
+from .running import RunningDaemon
+
+if TYPE_CHECKING:
+    from umbel.models.load.loader import LoadedModel
+
 SAID = [{"role": "user", "content": "hello"}]
 HOSTED = {"type": "web_search_20250305", "name": "web_search"}
+SCHEMA = {"type": "object", "required": ["a"]}
 
-Post = Callable[..., Reply]
+Body = tuple[type[GenerationBody], dict[str, Any]]
+OPENAI: list[Body] = [
+    (ChatRequest, {"messages": SAID}),
+    (CompletionRequest, {"prompt": "hello"}),
+    (ResponsesRequest, {"input": "hello"}),
+]
 
 
-def chat(daemon: RunningDaemon, schema: Any, choice: str, **about: Any) -> Reply:
+def read(kind: type[GenerationBody], **fields: Any) -> GenerationRequest:
+    """Read a body to the request that it becomes."""
+    return decode(json.dumps(fields).encode(), kind).generation_request(lambda: None)
+
+
+def conversation(kind: type[GenerationBody], **fields: Any) -> Conversation:
+    (prompt,) = read(kind, **fields).prompts
+    assert isinstance(prompt, Conversation)
+    return prompt
+
+
+def reader_of(loaded: "LoadedModel") -> PromptReader:
+    return PromptReader(loaded, Admission(8192))
+
+
+@pytest.fixture(scope="module")
+def reader(tiny: "LoadedModel") -> PromptReader:
+    return reader_of(tiny)
+
+
+def prompt_of(reader: PromptReader, body: Body, sent: bytes | None = None) -> list[int]:
+    """Read a body to the tokens of its prompt, as a request's worker does."""
+    kind, fields = body
+    decoded = decode(sent or json.dumps(fields).encode(), kind)
+    (rendered,) = reader.prepare(decoded, Author("t", "req-1"), lambda: None).prompts
+    return rendered.prompt
+
+
+# -- values that clients send in the belief that every server knows them ------------------------
+
+
+@pytest.mark.parametrize(("kind", "said"), OPENAI)
+def test_tokens_without_a_bound(kind: type[GenerationBody], said: dict[str, Any]) -> None:
+    """-1 is no bound."""
+    assert read(kind, **said, max_tokens=-1).max_tokens is None
+    assert read(kind, **said, max_tokens=7).max_tokens == 7
+    with pytest.raises(APIError, match=r"^max_tokens: Expected `int` >= 1, or -1"):
+        read(kind, **said, max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "newer"),
+    [
+        (ChatRequest, {"messages": SAID}, "max_completion_tokens"),
+        (ResponsesRequest, {"input": "hello"}, "max_output_tokens"),
+    ],
+)
+@pytest.mark.parametrize(("sent", "bound"), [(-1, None), (9, 9), (None, 7)])
+def test_newer_name_of_a_bound_is_stronger(
+    kind: type[GenerationBody], said: dict[str, Any], newer: str, sent: int | None, bound: int
+) -> None:
+    assert read(kind, **said, max_tokens=7, **{newer: sent}).max_tokens == bound
+
+
+@pytest.mark.parametrize(
+    ("sent", "held"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, JSONObject()),
+        ({"type": "json_object", "schema": SCHEMA}, JSONSchema(SCHEMA)),
+        ({"type": "json_object", "json_schema": {"schema": SCHEMA}}, JSONSchema(SCHEMA)),
+        ({"type": "json_object", "schema": {}}, JSONSchema({"type": "object"})),
+        ({"type": "json_object", "schema": True}, JSONObject()),
+        (
+            {"type": "json_schema", "schema": SCHEMA, "name": "n", "strict": True},
+            JSONSchema(SCHEMA),
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+            JSONSchema(SCHEMA),
+        ),
+    ],
+)
+def test_schema_wherever_it_stands(sent: dict[str, Any], held: object) -> None:
+    assert read(ChatRequest, messages=SAID, response_format=sent).constraint == held
+    assert read(ResponsesRequest, input="hi", text={"format": sent}).constraint == held
+
+
+def test_two_schemas_are_refused() -> None:
+    both = {"type": "json_object", "schema": {}, "json_schema": {"schema": SCHEMA}}
+    with pytest.raises(APIError, match="an answer can match one thing"):
+        read(ChatRequest, messages=SAID, response_format=both)
+
+
+@pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
+def test_verbosity(verbosity: str) -> None:
+    """Codex asks for it under the names of models that it knows."""
+    read(ChatRequest, messages=SAID, verbosity=verbosity)
+    read(ResponsesRequest, input="hi", text={"verbosity": verbosity})
+
+
+def test_thinking_without_a_budget() -> None:
+    enabled = {"type": "enabled"}
+    found = conversation(MessagesRequest, messages=SAID, max_tokens=7, thinking=enabled)
+    assert found.options == {"enable_thinking": True}
+
+
+def test_calls_that_ran_at_anthropic() -> None:
+    """They are left out, as their tools are."""
+    called = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    answer = {"role": "assistant", "content": [called, found, {"type": "text", "text": "a"}]}
+    read_ = conversation(MessagesRequest, messages=[*SAID, answer, *SAID], max_tokens=7)
+    assert [message.content for message in read_.messages] == ["hello", "a", "hello"]
+
+
+# -- schemas of tools ---------------------------------------------------------------------------
+
+
+def chat(schema: Any, choice: str, **about: Any) -> Body:
     """Offer a tool in a chat completion, as the second one."""
     tools = [
         {"type": "function", "function": {"name": name, "parameters": parameters, **about}}
         for name, parameters in (("other", {"type": "object"}), ("look", schema))
     ]
-    body = {"messages": SAID, "max_tokens": 4, "tools": tools, "tool_choice": choice}
-    return daemon.post(body, CHAT)
+    return ChatRequest, {"messages": SAID, "tools": tools, "tool_choice": choice}
 
 
-def messages(daemon: RunningDaemon, schema: Any, choice: str, **about: Any) -> Reply:
+def messages(schema: Any, choice: str, **about: Any) -> Body:
     """Offer it in a message, behind a tool that the server would run."""
     tools = [HOSTED, {"name": "look", "input_schema": schema, **about}]
-    kind = "any" if choice == "required" else choice
-    body = {"messages": SAID, "max_tokens": 4, "tools": tools, "tool_choice": {"type": kind}}
-    return daemon.post(body, MESSAGES)
+    kind = {"type": "any" if choice == "required" else choice}
+    body = {"messages": SAID, "max_tokens": 4, "tools": tools, "tool_choice": kind}
+    return MessagesRequest, body
 
 
-def responses(daemon: RunningDaemon, schema: Any, choice: str, **about: Any) -> Reply:
+def responses(schema: Any, choice: str, **about: Any) -> Body:
     """Offer it in a response, inside a namespace and behind a hosted tool."""
     inner = [
         {"type": "function", "name": name, "parameters": parameters, **about}
         for name, parameters in (("other", {"type": "object"}), ("look", schema))
     ]
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "eyes", "tools": inner}]
-    body = {"input": "hello", "max_output_tokens": 4, "tools": tools, "tool_choice": choice}
-    return daemon.post(body, RESPONSES)
+    return ResponsesRequest, {"input": "hello", "tools": tools, "tool_choice": choice}
 
 
-PLACES = {
+Offer = Callable[..., Body]
+PLACES: dict[Offer, str] = {
     chat: "tools.1.function.parameters",
     messages: "tools.1.input_schema",
     responses: "tools.1.tools.1.parameters",
@@ -73,48 +199,47 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("ask", PLACES)
+def refusal(reader: PromptReader, body: Body) -> APIError:
+    with pytest.raises(APIError) as refused:
+        prompt_of(reader, body)
+    assert refused.value.status == 400
+    return refused.value
+
+
+@pytest.mark.parametrize("offer", PLACES)
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
-def test_slips_in_schemas(tiny_daemon: RunningDaemon, ask: Post, choice: str) -> None:
-    """They say nothing, whether arguments are held to the schema or not."""
+def test_slips_in_schemas(reader: PromptReader, offer: Offer, choice: str) -> None:
+    """They say nothing, even if arguments are held to the schema."""
     for schema in SLIPS:
-        reply = ask(tiny_daemon, schema, choice)
-        assert reply.status == 200, (schema, reply.body)
+        prompt_of(reader, offer(schema, choice))
 
 
-@pytest.mark.parametrize("ask", PLACES)
-def test_faults_in_schemas(tiny_daemon: RunningDaemon, ask: Post) -> None:
+@pytest.mark.parametrize("offer", PLACES)
+def test_faults_in_schemas(reader: PromptReader, offer: Offer) -> None:
     """They are refused where they are enforced, under the name that the client knows."""
     for schema, words in FAULTS:
         for choice in ("auto", "none"):
-            assert ask(tiny_daemon, schema, choice).status == 200, schema
-        for reply in (
-            ask(tiny_daemon, schema, "required"),
-            ask(tiny_daemon, schema, "auto", strict=True),
-        ):
-            assert reply.status == 400, schema
-            assert reply.json()["error"]["message"].startswith(f"{PLACES[ask]}{words}")
+            prompt_of(reader, offer(schema, choice))
+        for enforced in (offer(schema, "required"), offer(schema, "auto", strict=True)):
+            assert refusal(reader, enforced).message.startswith(f"{PLACES[offer]}{words}")
 
 
-@pytest.mark.parametrize("ask", PLACES)
-def test_schemas_without_bounds(tiny_daemon: RunningDaemon, ask: Post) -> None:
-    """They are refused even where nothing is enforced."""
+@pytest.mark.parametrize("offer", PLACES)
+def test_deep_schemas_are_refused_even_where_nothing_is_enforced(
+    reader: PromptReader, offer: Offer
+) -> None:
     deep: dict[str, Any] = {}
     for _ in range(60):
         deep = {"type": "object", "properties": {"a": deep}}
-    reply = ask(tiny_daemon, deep, "none")
-    assert reply.status == 400
-    words = f"{PLACES[ask]}: is nested deeper than 96 levels"
-    assert reply.json()["error"]["message"] == words
+    words = f"{PLACES[offer]}: is nested deeper than 96 levels"
+    assert refusal(reader, offer(deep, "none")).message == words
 
 
-@pytest.mark.parametrize("ask", PLACES)
-def test_bad_names_of_tools(tiny_daemon: RunningDaemon, ask: Post) -> None:
-    """Their place is the one in the body."""
-    reply = ask(tiny_daemon, {"type": "object"}, "auto", name="two words")
-    place = {chat: "tools[0]", messages: "tools[1]", responses: "tools[1].tools[0]"}[ask]
-    assert reply.status == 400
-    assert reply.json()["error"]["message"].startswith(f"{place} is named ")
+@pytest.mark.parametrize("offer", PLACES)
+def test_bad_names_of_tools_have_their_place(reader: PromptReader, offer: Offer) -> None:
+    place = {chat: "tools[0]", messages: "tools[1]", responses: "tools[1].tools[0]"}[offer]
+    refused = refusal(reader, offer({"type": "object"}, "auto", name="two words"))
+    assert refused.message.startswith(f"{place} is named ")
 
 
 # -- calls and results of the history -----------------------------------------------------------
@@ -135,51 +260,33 @@ LOOK = {
 }
 
 
-@pytest.fixture(scope="module")
-def objects_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    """A daemon whose template takes a call's arguments as an object."""
-    from ..tiny import tiny_model_dir  # noqa: PLC0415  (it imports mlx.core)
-
-    model = tiny_model_dir(tmp_path_factory.mktemp("models") / "m")
-    config = model / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": CALLS}))
-    with tempfile.TemporaryDirectory(prefix="u") as folder, running(Path(folder), model) as daemon:
-        yield daemon
-
-
-def chat_history(arguments: Any, result: Any, said: Any = "hello") -> tuple[str, dict[str, Any]]:
+def chat_history(arguments: Any, result: Any, said: Any = "hello") -> Body:
     """Send a call and its result in a chat completion."""
     called = {"id": "c1", "type": "", "function": {"name": "look", "arguments": arguments}}
-    messages = [
+    talk = [
         {"role": "user", "content": said},
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "c1", "content": result},
     ]
     tools = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
-    return CHAT, {"messages": messages, "max_tokens": 2, "tools": tools}
+    return ChatRequest, {"messages": talk, "max_tokens": 2, "tools": tools}
 
 
-def messages_history(
-    arguments: Any, result: Any, said: Any = "hello"
-) -> tuple[str, dict[str, Any]]:
+def messages_history(arguments: Any, result: Any, said: Any = "hello") -> Body:
     """Send them in a message."""
     called = {"type": "tool_use", "id": "c1", "name": "look", "input": arguments}
     thought = {"type": "thinking", "thinking": None, "signature": None}
-    messages = [
+    outcome = {"type": "tool_result", "tool_use_id": "c1", "content": result}
+    talk = [
         {"role": "user", "content": said},
         {"role": "assistant", "content": [thought, {"type": "text", "text": None}, called]},
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "c1", "content": result}],
-        },
+        {"role": "user", "content": [outcome]},
     ]
     tools = [{"name": "look", "input_schema": LOOK}]
-    return MESSAGES, {"messages": messages, "max_tokens": 2, "tools": tools}
+    return MessagesRequest, {"messages": talk, "max_tokens": 2, "tools": tools}
 
 
-def responses_history(
-    arguments: Any, result: Any, said: Any = "hello"
-) -> tuple[str, dict[str, Any]]:
+def responses_history(arguments: Any, result: Any, said: Any = "hello") -> Body:
     """Send them in a response."""
     items = [
         {"role": "user", "content": said},
@@ -187,31 +294,34 @@ def responses_history(
         {"type": "function_call_output", "call_id": "c1", "output": result},
     ]
     tools = [{"type": "function", "name": "look", "parameters": LOOK}]
-    return RESPONSES, {"input": items, "max_output_tokens": 2, "tools": tools}
+    return ResponsesRequest, {"input": items, "max_output_tokens": 2, "tools": tools}
 
 
+History = Callable[..., Body]
 HISTORIES = [chat_history, messages_history, responses_history]
-History = Callable[..., tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def objects_reader(tmp_path_factory: pytest.TempPathFactory) -> PromptReader:
+    """Reads prompts for a template that takes a call's arguments as an object."""
+    return reader_of(model_with(tmp_path_factory.mktemp("models"), CALLS))
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_calls_with_odd_arguments(objects_daemon: RunningDaemon, history: History) -> None:
-    """The call that umbel itself was cut in, and what other servers and agents make."""
+def test_calls_with_odd_arguments(objects_reader: PromptReader, history: History) -> None:
+    """A call that a length cut, and those of other servers and agents."""
     texts = ['{"where": "he', "[1]", '"x"', "null", "5", "", "no JSON"]
     values: list[Any] = [None, {}, [1], 5]
     for arguments in [*texts, *values]:
-        path, body = history(arguments, "Nothing.")
-        reply = objects_daemon.post(body, path)
-        assert reply.status == 200, (arguments, reply.body)
+        prompt_of(objects_reader, history(arguments, "Nothing."))
 
 
-def test_a_call_that_was_cut_comes_back(objects_daemon: RunningDaemon) -> None:
+def test_cut_call_comes_back(tiny_daemon: RunningDaemon) -> None:
     """It is sent with its arguments as far as they came, and served in the next request."""
     _, body = chat_history("{}", "Nothing.")
     asked = {**body, "messages": body["messages"][:1], "max_tokens": 250, "temperature": 0}
     forced = {"type": "function", "function": {"name": "look"}}
-    reply = objects_daemon.post({**asked, "tool_choice": forced}, CHAT)
-    (choice,) = reply.json()["choices"]
+    (choice,) = tiny_daemon.post({**asked, "tool_choice": forced}).json()["choices"]
     assert choice["finish_reason"] == "length"
     (called,) = choice["message"]["tool_calls"]
     assert '"where"' in called["function"]["arguments"]
@@ -219,7 +329,7 @@ def test_a_call_that_was_cut_comes_back(objects_daemon: RunningDaemon) -> None:
         json.loads(called["function"]["arguments"])
     result = {"role": "tool", "tool_call_id": called["id"], "content": "The call was cut."}
     talk = [*asked["messages"], choice["message"], result]
-    assert objects_daemon.post({**asked, "messages": talk, "max_tokens": 2}, CHAT).status == 200
+    assert tiny_daemon.post({**asked, "messages": talk, "max_tokens": 2}).status == 200
 
 
 PICTURES: dict[History, list[dict[str, Any]]] = {
@@ -242,78 +352,50 @@ PICTURES: dict[History, list[dict[str, Any]]] = {
         {"type": "input_audio", "data": "AAAA"},
     ],
 }
-KINDS = ("image", "document", "recording")
+STAND_INS = ("[an image; this", "[a document, such as a PDF; this", "[a recording; this")
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_pictures_in_results(tiny_daemon: RunningDaemon, history: History) -> None:
-    """A text stands for each, so that an agent's conversation goes on."""
-    seen = []
-    for part, kind in zip(PICTURES[history], KINDS, strict=True):
-        path, body = history({}, [{"type": "text", "text": "Here: "}, part])
-        reply = tiny_daemon.post(body, path)
-        assert reply.status == 200, (kind, reply.body)
-        seen.append(prompt_tokens(reply))
-    assert min(seen) > prompt_tokens(tiny_daemon.post(history({}, "Here: ")[1], path)) + 20
+def test_pictures_in_results(reader: PromptReader, history: History) -> None:
+    """A text names each, so that an agent's conversation goes on."""
+    between = "\n" if history is messages_history else ""
+    for part, words in zip(PICTURES[history], STAND_INS, strict=True):
+        body = history({}, [{"type": "text", "text": "Here: "}, part])
+        written = reader.text(prompt_of(reader, body), lambda: None)
+        assert f"Here: {between}{words} model cannot" in written
 
 
-def test_pictures_inside_documents_of_results(tiny_daemon: RunningDaemon) -> None:
-    """A text stands for them, too; citations of what a tool found end nothing."""
+def test_pictures_inside_documents_of_results(reader: PromptReader) -> None:
+    """A text stands for them too; citations in a tool's result are ignored."""
     image = PICTURES[messages_history][0]
     source = {"type": "content", "content": [{"type": "text", "text": "Here: "}, image]}
     document = {"type": "document", "source": source, "citations": {"enabled": True}}
     found = {"type": "search_result", "source": "s", "title": "t", "citations": {"enabled": True}}
     for block in (document, {**found, "content": [{"type": "text", "text": "Here."}]}):
-        path, body = messages_history({}, [block])
-        reply = tiny_daemon.post(body, path)
-        assert reply.status == 200, reply.body
-
-
-def test_pictures_become_text(tiny_daemon: RunningDaemon) -> None:
-    """The kind of each, and that it cannot be seen."""
-    for part, words in zip(
-        PICTURES[chat_history],
-        ("[an image; ", "[a document, such as a PDF; ", "[a recording; "),
-        strict=True,
-    ):
-        _, body = chat_history("{}", [{"type": "text", "text": "Here: "}, part])
-        tokens = tiny_daemon.post({"messages": body["messages"]}, "/tokenize").json()["tokens"]
-        told = tiny_daemon.post({"tokens": tokens}, "/detokenize").json()["prompt"]
-        assert f"Here: {words}this model cannot" in told
+        prompt_of(reader, messages_history({}, [block]))
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_pictures_of_users(tiny_daemon: RunningDaemon, history: History) -> None:
-    """They are refused: the user is told, and not only the model."""
+def test_pictures_of_users_are_refused(reader: PromptReader, history: History) -> None:
     for part in PICTURES[history][:2]:
-        path, body = history({}, "Nothing.", [part])
-        assert tiny_daemon.post(body, path).status == 400
+        refusal(reader, history({}, "Nothing.", [part]))
 
 
-def test_claude_code_drops_refused_fields(tiny_daemon: RunningDaemon) -> None:
+def test_claude_code_drops_refused_blocks(reader: PromptReader) -> None:
     """It looks for these words, and sends the message again without the block."""
     image, document, _ = PICTURES[messages_history]
     for part, words in (
         (image, "Could not process image: "),
         (document, "does not support PDF input: "),
     ):
-        path, body = messages_history({}, "Nothing.", [part])
-        assert words in tiny_daemon.post(body, path).json()["error"]["message"]
+        assert words in refusal(reader, messages_history({}, "Nothing.", [part])).message
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_half_a_surrogate_pair(tiny_daemon: RunningDaemon, history: History) -> None:
+def test_half_a_surrogate_pair(reader: PromptReader, history: History) -> None:
     """It is read as U+FFFD, wherever it stands."""
-    path, body = history({"where": "HALF"}, "a HALF", "b HALF")
-    whole = json.dumps(body).replace("HALF", "\ufffd")
-    half = json.dumps(body).replace("HALF", "\\ud83d")
-    replies = [tiny_daemon.post(sent.encode(), path) for sent in (whole, half)]
-    assert [reply.status for reply in replies] == [200, 200]
-    assert len({prompt_tokens(reply) for reply in replies}) == 1
-
-
-def prompt_tokens(reply: Reply) -> int:
-    """Read how long a prompt was."""
-    used = reply.json()["usage"]
-    cached = used.get("cache_read_input_tokens", 0)
-    return int(used.get("prompt_tokens") or used["input_tokens"] + cached)
+    body = history({"where": "HALF"}, "a HALF", "b HALF")
+    whole, half = (
+        json.dumps(body[1]).replace("HALF", character) for character in ("\ufffd", "\\ud83d")
+    )
+    assert prompt_of(reader, body, half.encode()) == prompt_of(reader, body, whole.encode())

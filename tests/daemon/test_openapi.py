@@ -44,12 +44,11 @@ SEED = 20261122
 
 
 def described() -> dict[str, Any]:
-    """Read the description."""
     return msgspec.yaml.decode(PAGE.read_bytes(), type=dict[str, Any])
 
 
 def properties(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """List what a schema names, with what it is put together from."""
+    """List a schema's properties, with those of the schemas that it is made of."""
     found = dict(schema.get("properties", {}))
     for part in schema.get("allOf", []):
         whole = schemas[part["$ref"].rpartition("/")[2]] if "$ref" in part else part
@@ -58,7 +57,6 @@ def properties(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any
 
 
 def test_every_route_is_described_and_no_other() -> None:
-    """Routes of the application are the paths of the description, method by method."""
     served = {
         (route.method, re.sub(r":[^}]*", "", route.resource.canonical))
         for route in application(Entry(Settings())).router.routes()
@@ -75,14 +73,12 @@ def test_every_route_is_described_and_no_other() -> None:
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_every_field_is_described_and_no_other(kind: type[msgspec.Struct]) -> None:
-    """The schema of a body, or of an answer, names the fields of its struct."""
     schemas = described()["components"]["schemas"]
     told = properties(schemas[kind.__name__], schemas)
     assert sorted(told) == sorted(kind.__struct_encode_fields__)
 
 
 def test_parts_of_the_status_are_described() -> None:
-    """The same for the structs within the status."""
     parts = described()["components"]["schemas"]["Status"]["properties"]
     for name, kind in (("model", ModelStatus), ("memory", MemoryStatus)):
         assert sorted(parts[name]["properties"]) == sorted(kind.__struct_encode_fields__)
@@ -91,7 +87,6 @@ def test_parts_of_the_status_are_described() -> None:
 
 
 def test_bounds_are_those_of_the_fields() -> None:
-    """Where a number has bounds, the description has the same ones."""
     schemas = described()["components"]["schemas"]
     keys = ("minimum", "maximum", "exclusiveMinimum", "maxLength", "maxItems", "maxProperties")
     compared = 0
@@ -108,7 +103,7 @@ def test_bounds_are_those_of_the_fields() -> None:
 
 
 def test_references_lead_somewhere() -> None:
-    """Every reference names a component, and every component is used."""
+    """Every component is used."""
     page = described()
     named = set(re.findall(r'\$ref: "#/components/(\w+/\w+)"', PAGE.read_text()))
     there = {
@@ -132,10 +127,7 @@ def small_daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
 
 
 def narrowed(page: dict[str, Any]) -> dict[str, Any]:
-    """Leave one model to ask for, one way to ask for structure, and what is not refused anyway.
-
-    Most requests would end there.
-    """
+    """Leave one model, one way to ask for structure, and no fields that are always refused."""
     page["components"]["schemas"]["ChatMessage"]["properties"]["role"]["enum"].remove("tool")
     narrow(page["components"]["schemas"])
     for name in UNSENT:
@@ -149,7 +141,6 @@ def narrowed(page: dict[str, Any]) -> dict[str, Any]:
 
 
 def narrow(part: Any) -> None:
-    """Narrow all schemas within a part of the page."""
     if isinstance(part, list):
         part = dict(enumerate(part))
     if not isinstance(part, dict):
@@ -167,7 +158,7 @@ def narrow(part: Any) -> None:
 
 @pytest.mark.slow
 def test_random_requests(small_daemon: RunningDaemon, tmp_path: Path) -> None:
-    """Whatever is sent, no answer is a 5xx, and none contradicts the description."""
+    """No answer is a 5xx, and none contradicts the description."""
     page = tmp_path / "openapi.json"
     page.write_bytes(msgspec.json.encode(narrowed(described())))
     checks = (

@@ -48,7 +48,7 @@ FLAGS_OF_SERVE = {
 
 
 def help_lines(*command: str) -> list[str]:
-    """Ask a command for help; give its lines without the frame."""
+    """Return a command's help without the frame."""
     wide = {"COLUMNS": "200", "TERM": "dumb"}
     done = CliRunner().invoke(app, [*command, "--help"], env=wide)
     assert done.exit_code == 0, done.output
@@ -56,7 +56,7 @@ def help_lines(*command: str) -> list[str]:
 
 
 def test_help_of_serve() -> None:
-    """Each flag is there, in its group, with what the setting does and what holds without it."""
+    """Each flag stands in its group, with its setting's words and default."""
     lines = help_lines("serve")
     options = {line.split()[0]: line for line in lines if line.startswith("--")}
     assert options.keys() == {*FLAGS_OF_SERVE, "--help"}
@@ -72,14 +72,12 @@ def test_help_of_serve() -> None:
 
 
 @pytest.mark.parametrize("command", ["", "serve", "chat", "cache pin", "service install"])
-def test_flags_look_as_if_they_take_no_value(command: str) -> None:
-    """No type stands beside one."""
+def test_switches_show_no_type(command: str) -> None:
     assert not [line for line in help_lines(*command.split()) if "<bool>" in line]
 
 
 @pytest.mark.parametrize("command", ["chat", "doctor", "models", "cache stats", "cache pin"])
-def test_other_commands_have_the_same_options(command: str) -> None:
-    """Commands that need to know the socket say the same of it."""
+def test_other_commands_share_options(command: str) -> None:
     expected = {line for line in help_lines("serve") if line.startswith(("--socket", "--config"))}
     assert {" ".join(line.split()) for line in expected} <= {
         " ".join(line.split()) for line in help_lines(*command.split())
@@ -87,7 +85,7 @@ def test_other_commands_have_the_same_options(command: str) -> None:
 
 
 def settings_after(*words: str) -> Settings:
-    """Run a command that takes all settings; give those that it gets."""
+    """Return the settings that a command gets."""
     given: list[Settings] = []
     command = Typer()
 
@@ -102,7 +100,6 @@ def settings_after(*words: str) -> Settings:
 
 
 def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a flag is given arrives in its setting, as a value of its type."""
     words = (
         "--model m --alias a --alias b=m --socket s --host ::1 --port 1 --keys-file k "
         "--cors-origin http://[::1] --shared-prompt a.txt "
@@ -145,8 +142,8 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_a_flag_that_is_not_given_is_not_a_setting(tmp_path: Path) -> None:
-    """The file has its say where there is no flag, and an empty word is one."""
+def test_absent_flag_leaves_the_file_its_say(tmp_path: Path) -> None:
+    """An empty word is a value."""
     file = tmp_path / "umbel.toml"
     file.write_text("no_cache = true\nsocket = 's'\n[models.aliases]\na = 'default'")
     config = ("--config", str(file))
@@ -164,11 +161,8 @@ def test_a_flag_that_is_not_given_is_not_a_setting(tmp_path: Path) -> None:
         ("cache stats", {"aiohttp"}),
     ],
 )
-def test_a_command_loads_what_it_asks(command: str, needed: set[str], tmp_path: Path) -> None:
-    """No command waits for mlx-lm, transformers or the HTTP server; MLX tells what fits here.
-
-    The doctor asks a daemon, and looks at keys and at state on disk as one does.
-    """
+def test_command_loads_only_its_needs(command: str, needed: set[str], tmp_path: Path) -> None:
+    """No command imports mlx-lm, transformers or the HTTP server."""
     program = f"""
 import sys
 from umbel.daemon.cli import app
@@ -190,7 +184,7 @@ print("loaded:", *sorted(sys.modules))
 
 
 def test_help_loads_nothing_that_computes() -> None:
-    """Help comes at once: it waits neither for MLX nor for the server."""
+    """Help waits neither for MLX nor for the server."""
     program = """
 import sys
 from umbel.daemon.cli import app

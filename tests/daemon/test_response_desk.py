@@ -24,7 +24,6 @@ class Stuck:
         self.done = False
 
     def __call__(self, _store: ResponseStore) -> None:
-        """Wait."""
         self.began.set()
         assert self.release.wait(60)
         self.done = True
@@ -32,7 +31,6 @@ class Stuck:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[tuple[ResponseDesk, Stuck]]:
-    """Open a desk over a store in memory."""
     desk, stuck = ResponseDesk(ResponseStore(None, 1 << 20)), Stuck()
     try:
         yield desk, stuck
@@ -41,8 +39,7 @@ async def opened() -> AsyncIterator[tuple[ResponseDesk, Stuck]]:
         await desk.close()
 
 
-async def test_the_loop_goes_on() -> None:
-    """While the disk does not answer."""
+async def test_loop_goes_on_while_the_disk_is_stuck() -> None:
     async with opened() as (desk, stuck):
         looking = asyncio.ensure_future(desk.look(stuck))
         assert await asyncio.to_thread(stuck.began.wait, 60)
@@ -52,8 +49,8 @@ async def test_the_loop_goes_on() -> None:
         assert stuck.done
 
 
-async def test_waits_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look fails in words; an answer goes on, and is stored all the same."""
+async def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look ends with an error; an answer goes on, and is stored all the same."""
     monkeypatch.setattr(response_desk, "_TIMEOUT", 0.05)
     async with opened() as (desk, stuck):
         await desk.keep(stuck, 0)
@@ -64,8 +61,8 @@ async def test_waits_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stuck.done
 
 
-async def test_few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are refused at once; who has left does not count."""
+async def test_waiting_looks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More are refused at once; a look that was given up does not count."""
     monkeypatch.setattr(response_desk, "_MOST_WAITING", 2)
     async with opened() as (desk, stuck):
         first = asyncio.ensure_future(desk.look(stuck))
@@ -80,7 +77,7 @@ async def test_few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         await first
 
 
-async def test_running_work_is_finished_before_it_closes() -> None:
+async def test_close_finishes_what_was_begun() -> None:
     """So that a stop loses no response."""
     async with opened() as (desk, stuck):
         done = desk.leave(stuck, 0)
@@ -93,10 +90,8 @@ async def test_running_work_is_finished_before_it_closes() -> None:
         assert stuck.done
 
 
-async def test_responses_that_wait_to_be_stored_have_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In number and in bytes. What is beyond it is not stored, and the log says so."""
+async def test_unattended_work_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In number and in bytes. A response beyond it is not stored, and the log says so."""
     monkeypatch.setattr(response_desk, "_MOST_KEPT", 2)
     monkeypatch.setattr(response_desk, "_MOST_KEPT_BYTES", 10)
     stored: list[int] = []
@@ -120,8 +115,8 @@ async def test_responses_that_wait_to_be_stored_have_a_bound(
     assert stored == [0, 2, 5]
 
 
-async def test_a_response_after_the_end_is_not_stored() -> None:
-    """It raises in no task; a look fails in words."""
+async def test_nothing_is_stored_after_the_end() -> None:
+    """A look raises an error."""
     async with opened() as (desk, stuck):
         await desk.close()
         with capture_logs() as told:
@@ -133,7 +128,7 @@ async def test_a_response_after_the_end_is_not_stored() -> None:
     assert not stuck.done
 
 
-async def test_a_failed_write_is_in_the_log() -> None:
+async def test_failed_store_is_logged() -> None:
     """The answer goes on, and so does the desk."""
 
     def fail(_store: ResponseStore) -> None:

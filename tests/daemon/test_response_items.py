@@ -11,7 +11,7 @@ from umbel.daemon.http.failures import APIError
 from umbel.daemon.protocols.content import sign
 from umbel.daemon.protocols.response_items import MAX_ITEMS, MAX_REFERRED, read_items
 from umbel.daemon.protocols.responses import ReadResponse, ResponsesRequest
-from umbel.models.text.conversation import Conversation, JSONObject, JSONSchema, Message, ToolCall
+from umbel.models.text.conversation import Conversation, Message, ToolCall
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a":1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
@@ -33,50 +33,42 @@ AGENTS = {
 
 
 def nothing() -> None:
-    """Check nothing."""
+    pass
 
 
 def decode(**fields: Any) -> ResponsesRequest:
-    """Decode a body."""
     body = msgspec.json.decode(msgspec.json.encode(fields), type=ResponsesRequest)
     body.refuse_unsupported()
     return body
 
 
 def read(past: list[bytes] | None = None, **fields: Any) -> ReadResponse:
-    """Read a body."""
     return decode(**fields).read(past or [], lambda _: None, nothing)
 
 
 def conversation(**fields: Any) -> Conversation:
-    """Read a body's conversation."""
     (prompt,) = read(**fields).request.prompts
     assert isinstance(prompt, Conversation)
     return prompt
 
 
 def refusal(**fields: Any) -> APIError:
-    """Read a body that is refused."""
     with pytest.raises(APIError) as refused:
         read(**fields)
     return refused.value
 
 
 def user(text: str) -> dict[str, Any]:
-    """Say something."""
     return {"role": "user", "content": text}
 
 
 def said(text: str) -> dict[str, Any]:
-    """Answer something, as a client sends it back."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "id": "msg_1", "role": "assistant", "content": content}
 
 
 class TestItems:
-    """What items become."""
-
-    def test_a_text_is_a_users_message(self) -> None:
+    def test_text_is_a_users_message(self) -> None:
         """It is kept as an item with an id."""
         found = read(input="hi")
         (prompt,) = found.request.prompts
@@ -109,7 +101,7 @@ class TestItems:
             *(("assistant", "no"), ("user", "ab")),
         ]
 
-    def test_an_answers_items_are_one_message(self) -> None:
+    def test_items_of_an_answer_are_one_message(self) -> None:
         """Reasoning, text and calls of one turn; the outputs name their tools."""
         second = CALL | {"call_id": "c2", "name": "close", "namespace": "agents"}
         found = conversation(
@@ -135,8 +127,8 @@ class TestItems:
         results = [(m.role, m.content, m.tool_call_id, m.name) for m in found.messages[2:]]
         assert results == [("tool", "2", "c1", "add"), ("tool", "2", "c2", "agents__close")]
 
-    def test_turns_after_each_other_stay_apart(self) -> None:
-        """A call after an output is another answer; so is a text after a text."""
+    def test_consecutive_answers_stay_apart(self) -> None:
+        """A call behind an output begins another answer; so does a text behind a text."""
         again = CALL | {"call_id": "c2"}
         found = conversation(input=[user("u"), CALL, OUTPUT, again, OUTPUT | {"call_id": "c2"}])
         assert [m.role for m in found.messages] == [
@@ -162,20 +154,20 @@ class TestItems:
         assert msgspec.json.decode(call.arguments) == {"input": 'a "b"'}
         assert found.messages[2].content == "ok"
 
-    def test_the_summary_stands_in_for_reasoning(self) -> None:
+    def test_summary_replaces_reasoning(self) -> None:
         """A client may have kept no more."""
         item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
         assert conversation(input=[item, said("a")]).messages[0].reasoning == "s"
 
     def test_encrypted_reasoning_comes_back(self) -> None:
-        """A client may have kept nothing else; another server's says nothing."""
+        """Another server's says nothing."""
         item = {"type": "reasoning", "summary": [], "encrypted_content": sign("Hm: ü")}
         assert conversation(input=[item, said("a")]).messages[0].reasoning == "Hm: ü"
         foreign = item | {"encrypted_content": "gAAAA"}
         assert conversation(input=[foreign, said("a")]).messages[0].reasoning == ""
 
     def test_hosted_calls_are_left_out(self) -> None:
-        """They are in the history of a session that began elsewhere, as their tools are."""
+        """They stand in a session that began elsewhere; their tools are left out too."""
         search = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {}}
         shot = {"type": "computer_call_output", "call_id": "c", "output": {"type": "screenshot"}}
         found = read(input=[user("u"), search, said("a"), shot, user("v")])
@@ -184,7 +176,7 @@ class TestItems:
         assert [m.content for m in prompt.messages] == ["u", "a", "v"]
         assert len(found.items) == 3
 
-    def test_the_past_comes_first(self) -> None:
+    def test_past_comes_first(self) -> None:
         """It is of the same kind as the input, and calls in it can be answered."""
         past = read(input=[user("u"), CALL]).items
         found = read(past, input=[OUTPUT], instructions="i")
@@ -193,8 +185,7 @@ class TestItems:
         assert [m.role for m in prompt.messages] == ["system", "user", "assistant", "tool"]
         assert len(found.items) == 1
 
-    def test_kept_items_are_read_as_what_they_were(self) -> None:
-        """Whatever kind they are of."""
+    def test_kept_items_are_read_alike(self) -> None:
         made = {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "x"}
         items = [
             user("u"),
@@ -210,8 +201,7 @@ class TestItems:
         assert first == second
         assert all(msgspec.json.decode(kept)["id"] for kept in found.items)
 
-    def test_items_can_be_referred_to(self) -> None:
-        """By the ids of what is stored."""
+    def test_item_references(self) -> None:
         stored = {"msg_9": msgspec.json.encode(said("before"))}
         raws = [Raw(b'{"type": "item_reference", "id": "msg_9"}')]
         found = read_items([], raws, stored.get, nothing)
@@ -220,7 +210,7 @@ class TestItems:
             read_items([], raws, lambda _: None, nothing)
         assert refused.value.status == 404
 
-    def test_what_is_referred_to_has_a_bound(self) -> None:
+    def test_item_references_are_bounded(self) -> None:
         """A small body cannot ask for a large one many times."""
         large = msgspec.json.encode(user("x" * (MAX_REFERRED // 3)))
         raws = [Raw(b'{"type": "item_reference", "id": "m"}')] * 3
@@ -237,8 +227,6 @@ class TestItems:
 
 
 class TestBadItems:
-    """What is refused, and where it says the fault is."""
-
     @pytest.mark.parametrize(
         ("item", "words", "param"),
         [
@@ -272,38 +260,32 @@ class TestBadItems:
             ("text", "Expected `object`", "input[0]"),
         ],
     )
-    def test_words(self, item: Any, words: str, param: str) -> None:
-        """Each fault names its item."""
+    def test_faults_name_their_item(self, item: Any, words: str, param: str) -> None:
         error = refusal(input=[item])
         assert words in error.message
         assert error.param == param
 
-    def test_too_many(self) -> None:
+    def test_too_many_items(self) -> None:
         """The past counts."""
         assert "length <= 10000" in refusal(input=[user("u")] * (MAX_ITEMS + 1)).message
         past = [msgspec.json.encode(user("u"))] * MAX_ITEMS
         assert "over 10000 items" in refusal(past=past, input="hi").message
 
     @pytest.mark.parametrize("given", [None, 1, {}])
-    def test_an_input_that_is_none(self, given: Any) -> None:
-        """Neither text nor items."""
+    def test_input_of_a_wrong_type(self, given: Any) -> None:
         assert refusal(input=given).param == "input"
 
-    def test_an_output_names_its_field(self) -> None:
-        """It is missing."""
+    def test_missing_output_is_named(self) -> None:
         wanting = {"type": "function_call_output", "call_id": "c1"}
         assert refusal(input=[CALL, wanting]).param == "input[1].output"
 
-    def test_nothing_to_answer(self) -> None:
-        """At least one item."""
+    def test_empty_input(self) -> None:
         assert "has no items" in refusal(input=[]).message
 
 
 class TestTools:
-    """What the model is told of, and what it may call."""
-
-    def test_a_grammar_is_told(self) -> None:
-        """Codex' apply_patch has one: the model is not held to it."""
+    def test_grammar_is_in_the_description(self) -> None:
+        """Codex' apply_patch has one; the model is not held to it."""
         grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
         (tool,) = read(input="hi", tools=[PATCH | {"format": grammar}]).tools.tools
         assert tool.description.split("\n") == [
@@ -315,7 +297,7 @@ class TestTools:
         assert plain.parameters == tool.parameters
 
     def test_namespaces_are_flat_to_the_model(self) -> None:
-        """Their tools have names of their own; the client's names come back."""
+        """Calls carry the client's names."""
         found = read(input="hi", tools=[ADD, AGENTS, PATCH])
         assert [tool.name for tool in found.tools.tools] == [
             "add",
@@ -339,7 +321,7 @@ class TestTools:
         assert len(found.tools.shown) == 1
 
     def test_large_tools_are_read_one_by_one(self) -> None:
-        """Together they may have more than one call decodes."""
+        """Together they have more bytes than one call decodes."""
         tools = [
             ADD | {"name": f"f{number}", "description": "x" * 100_000} for number in range(128)
         ]
@@ -388,13 +370,12 @@ class TestTools:
         ],
     )
     def test_choices(self, tools: Any, choice: Any, mode: str, name: str | None, told: int) -> None:
-        """What is allowed only, the model is told of only."""
+        """Allowed tools are the only ones in the prompt."""
         found = conversation(input="hi", tools=tools, tool_choice=choice)
         assert (found.tool_choice.mode, found.tool_choice.name) == (mode, name)
         assert len(found.tools) == told
 
-    def test_parallel(self) -> None:
-        """One call at a time, if that is asked for."""
+    def test_parallel_tool_calls(self) -> None:
         assert conversation(input="hi", tools=[ADD]).tool_choice.parallel
         found = conversation(input="hi", tools=[ADD], parallel_tool_calls=False)
         assert not found.tool_choice.parallel
@@ -471,8 +452,7 @@ class TestTools:
             ),
         ],
     )
-    def test_words(self, fields: dict[str, Any], words: str, param: str) -> None:
-        """Each fault names its tool."""
+    def test_faults_name_their_tool(self, fields: dict[str, Any], words: str, param: str) -> None:
         error = refusal(input="hi", **fields)
         assert error.status == 400
         assert words in error.message
@@ -480,30 +460,12 @@ class TestTools:
 
 
 class TestFields:
-    """What other fields become."""
-
-    def test_what_the_text_must_be(self) -> None:
-        """Nothing, an object, or what a schema says."""
-        text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
-        assert read(input="hi", text=text).request.constraint is None
-        text = {"format": {"type": "json_object"}}
-        assert read(input="hi", text=text).request.constraint == JSONObject()
-        text = {
-            "format": {
-                "type": "json_schema",
-                "name": "n",
-                "schema": {"type": "object"},
-                "strict": True,
-            }
-        }
-        assert read(input="hi", text=text).request.constraint == JSONSchema({"type": "object"})
-        assert (
-            refusal(input="hi", text={"format": {"type": "json_schema", "name": "n"}}).param
-            == "text.format.schema"
-        )
+    def test_format_without_a_schema(self) -> None:
+        lacking = {"format": {"type": "json_schema", "name": "n"}}
+        assert refusal(input="hi", text=lacking).param == "text.format.schema"
 
     def test_sampling(self) -> None:
-        """The fields of responses, and those that other endpoints have."""
+        """Fields of responses, and those that other endpoints have."""
         request = read(
             input="hi", temperature=0.5, top_p=0.9, max_output_tokens=7, stop="x", top_k=3
         ).request
@@ -515,29 +477,12 @@ class TestFields:
         assert request.sampling.top_logprobs == 2
         assert read(input="hi", include=included).request.sampling.top_logprobs == 0
 
-    def test_tokens_without_a_bound(self) -> None:
-        """Some clients write it as -1."""
-        assert read(input="hi", max_output_tokens=-1, max_tokens=4).request.max_tokens is None
-        assert read(input="hi", max_output_tokens=None, max_tokens=4).request.max_tokens == 4
-
-    def test_a_schema_wherever_it_stands(self) -> None:
-        """It is held to, and not left out."""
-        schema = {"type": "object"}
-        for text_format in (
-            {"type": "json_object", "schema": schema},
-            {"type": "json_object", "json_schema": {"schema": schema}},
-            {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
-        ):
-            request = read(input="hi", text={"format": text_format}).request
-            assert request.constraint == JSONSchema(schema)
-
-    def test_effort(self) -> None:
-        """It reaches the chat template."""
+    def test_effort_reaches_the_template(self) -> None:
         found = conversation(input="hi", reasoning={"effort": "low", "summary": "auto"})
         assert found.options == {"reasoning_effort": "low", "enable_thinking": True}
 
-    def test_names(self) -> None:
-        """A conversation by name; an agent's session by its thread, or by its cache key."""
+    def test_conversation_and_session_names(self) -> None:
+        """A thread is stronger than a cache key."""
         assert decode(input="hi", conversation="c").conversation_name == "c"
         assert decode(input="hi", conversation={"id": "c"}).conversation_name == "c"
         assert decode(input="hi", prompt_cache_key="k").session_name == "k"
@@ -554,16 +499,10 @@ class TestFields:
     @pytest.mark.parametrize(
         ("fields", "param"),
         [
-            ({"background": True}, "background"),
-            ({"prompt": {"id": "p"}}, "prompt"),
-            ({"context_management": [{"type": "compaction"}]}, "context_management"),
-            ({"moderation": {"model": "m"}}, "moderation"),
             ({"n": 2}, "n"),
             ({"include": ["everything"]}, "include"),
             ({"top_logprobs": 3}, "top_logprobs"),
-            ({"best_of": 2}, "best_of"),
         ],
     )
-    def test_what_is_refused(self, fields: dict[str, Any], param: str) -> None:
-        """What would change the answer is never ignored."""
+    def test_refused_values(self, fields: dict[str, Any], param: str) -> None:
         assert refusal(input="hi", **fields).param == param

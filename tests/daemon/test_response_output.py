@@ -48,8 +48,6 @@ TOOLS = [
 
 
 class Ended:
-    """An answer that has ended, for a given reason."""
-
     def __init__(self, reason: FinishReason | None) -> None:
         self.finish_reason = reason
 
@@ -69,7 +67,6 @@ def encoder(
     summarized: bool = False,
     encrypted: bool = False,
 ) -> ResponseAnswers:
-    """Make an encoder of an answer that ends for a reason."""
     body = msgspec.json.decode(b'{"input": "hi", "max_output_tokens": 5}', type=ResponsesRequest)
     shown = [Raw(msgspec.json.encode(tool)) for tool in TOOLS]
     made = ResponseObject("resp_1", "tiny", body, shown)
@@ -93,7 +90,6 @@ def read(stream: bytes) -> list[dict[str, Any]]:
 def streamed(
     events: list[OutputEvent], reason: FinishReason = FinishReason.STOP, **options: bool
 ) -> list[dict[str, Any]]:
-    """Encode a whole stream."""
     answers = encoder(reason, **options)
     stream = answers.opening() + answers.began(0)
     for event in events:
@@ -102,18 +98,15 @@ def streamed(
 
 
 def call(number: int, name: str, *fragments: str) -> list[OutputEvent]:
-    """Call a tool."""
     more = [ToolCallDelta(number, fragment) for fragment in fragments]
     return [ToolCallStart(number, name, f"call_{number}"), *more, ToolCallEnd(number)]
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:
-    """Name events shortly."""
     return [event["type"].removeprefix("response.") for event in events]
 
 
-def test_every_kind_of_item() -> None:
-    """Reasoning, a text and three kinds of calls, event by event."""
+def test_events_of_every_kind_of_item() -> None:
     events = streamed(
         [
             ReasoningDelta("hm"),
@@ -161,8 +154,7 @@ def test_reasoning_as_a_summary() -> None:
     assert "content" not in reasoning
 
 
-def test_reasoning_that_a_client_need_not_read() -> None:
-    """It carries what was thought, in each form."""
+def test_encrypted_reasoning() -> None:
     for summarized in (False, True):
         events = streamed([ReasoningDelta("hm")], summarized=summarized, encrypted=True)
         reasoning = events[-1]["response"]["output"][0]
@@ -170,7 +162,7 @@ def test_reasoning_that_a_client_need_not_read() -> None:
         assert events[2]["item"]["encrypted_content"] is None
 
 
-def test_the_answer_that_ends_for_its_length_is_incomplete() -> None:
+def test_cut_answer_is_incomplete() -> None:
     """So is its last item, and only that."""
     events = streamed([TextDelta("a", 0), *call(0, "add", '{"a"')[:-1]], FinishReason.LENGTH)
     last = events[-1]
@@ -181,7 +173,7 @@ def test_the_answer_that_ends_for_its_length_is_incomplete() -> None:
 
 
 @pytest.mark.parametrize("events", [[], [ReasoningDelta("hm")]])
-def test_an_answer_without_words_has_an_empty_text(events: list[OutputEvent]) -> None:
+def test_answer_without_words_has_an_empty_text(events: list[OutputEvent]) -> None:
     """A client that looks for a message finds one."""
     last = streamed(events)[-1]["response"]
     assert last["output"][-1]["content"] == [{"type": "output_text", "text": "", "annotations": []}]
@@ -189,8 +181,7 @@ def test_an_answer_without_words_has_an_empty_text(events: list[OutputEvent]) ->
     assert len(streamed(events, FinishReason.LENGTH)[-1]["response"]["output"]) == len(events)
 
 
-def test_a_failure_has_what_came_before_it() -> None:
-    """The error stands in the response; what was open is incomplete."""
+def test_failure_keeps_the_items_before_it() -> None:
     answers = encoder(FinishReason.ERROR)
     error = APIError(400, "too long", code="context_length_exceeded")
     stream = (
@@ -215,14 +206,13 @@ def test_a_failure_has_what_came_before_it() -> None:
     ],
 )
 def test_errors_have_codes_that_clients_know(status: int, code: str) -> None:
-    """There are few."""
     (event,) = read(encoder(FinishReason.ERROR).failure(APIError(status, "words")))
     assert event["response"]["error"] == {"code": code, "message": "words"}
     STRICT.validate_python(event)
 
 
-def test_a_cancelled_answer_is_cancelled() -> None:
-    """The stream ends with an event that clients know; its status says more."""
+def test_cancelled_answer() -> None:
+    """Its last event is one that clients know; its status says more."""
     last = streamed([TextDelta("a", 0)], FinishReason.CANCELLED)[-1]
     assert last["type"] == "response.incomplete"
     assert last["response"]["status"] == "cancelled"
@@ -238,7 +228,7 @@ def test_keepalives_are_events_with_numbers() -> None:
 
 
 def test_each_token_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The events at the end, and an answer that is not streamed, have them as they are."""
+    """The events at the end, and an answer that is not streamed, reuse the bytes."""
     encoded, encode = [], response_output._logprob
 
     def counted(token: TokenLogProb) -> dict[str, Any]:
@@ -257,7 +247,7 @@ def test_each_token_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_logprobs_come_with_their_text() -> None:
-    """With the bytes of a special token, which writes none, as an empty list."""
+    """A special token, which writes nothing, has an empty list of bytes."""
     answers = encoder(logprobs=True)
     likely = TopLogProb("<|end|>", -2.0, None)
     told = [Told(0, TokenLogProb("a", -1.0, (97,), (likely,)))]
@@ -280,22 +270,19 @@ def test_logprobs_come_with_their_text() -> None:
 @pytest.mark.parametrize(
     "arguments", ["", "no JSON", '"input"', '{"input": 1}', '{"input": "a", "b": 1}', '{"inp']
 )
-def test_a_custom_call_that_is_not_as_asked_for_is_kept(arguments: str) -> None:
-    """What the model wrote is the text then."""
+def test_malformed_custom_call_is_kept(arguments: str) -> None:
     fragments = [arguments] if arguments else []
     last = streamed(call(0, "patch", *fragments))[-1]["response"]
     assert last["output"][0]["input"] == arguments
 
 
-def test_a_tool_that_is_not_there_is_a_function() -> None:
-    """A model may call what it was never told of; the client says so."""
+def test_unknown_tool_is_a_function() -> None:
     last = streamed(call(0, "unknown", "{}"))[-1]["response"]
     assert last["output"][0]["name"] == "unknown"
     assert last["output"][0]["type"] == "function_call"
 
 
-def test_the_object_has_all_that_the_sdk_wants() -> None:
-    """Also what its details need, and what was asked for."""
+def test_object_has_all_fields_of_the_sdk() -> None:
     last = streamed([TextDelta("a", 0)])[-1]["response"]
     response = Response.model_validate(last)
     assert response.output_text == "a"
@@ -312,7 +299,6 @@ TEXT = st.text('ab \n"\\é👩', min_size=1, max_size=4)
 
 @st.composite
 def answers_in_parts(draw: st.DrawFn) -> list[OutputEvent]:
-    """Draw an answer: any order of reasoning, text and calls."""
     events: list[OutputEvent] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=8)):
@@ -334,7 +320,7 @@ def test_any_answer_makes_a_stream_in_order(
     reason: FinishReason,
     summarized: bool,  # noqa: FBT001  (hypothesis gives it)
 ) -> None:
-    """Events are numbered, balanced and allowed; the response is what the deltas said."""
+    """Events are numbered, balanced and allowed; the response repeats the deltas."""
     stream = streamed(events, reason, summarized=summarized, encrypted=summarized)
     assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
     assert types(stream)[:2] == ["created", "in_progress"]
@@ -350,7 +336,7 @@ def test_any_answer_makes_a_stream_in_order(
 
 
 def _followed(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Follow a stream as a strict client would; return the items that it tells of."""
+    """Follow a stream as a strict client would; return its items."""
     items: list[dict[str, Any]] = []
     open_item: dict[str, Any] | None = None
     said = ""
@@ -384,11 +370,10 @@ def _followed(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(answers_in_parts(), st.booleans())
-def test_the_sdk_puts_any_answer_together(
+def test_sdk_puts_any_answer_together(
     events: list[OutputEvent],
     summarized: bool,  # noqa: FBT001  (hypothesis gives it)
 ) -> None:
-    """OpenAI's own accumulator ends with the response that was sent."""
     state: ResponseStreamState[Any] = _state()
     final = None
     for event in streamed(events, summarized=summarized):
@@ -404,8 +389,7 @@ def _state() -> ResponseStreamState[Any]:
     return ResponseStreamState(input_tools=omit, text_format=omit)
 
 
-def test_a_whole_answer_has_the_same_items() -> None:
-    """It takes the same deltas, and no event is written."""
+def test_whole_answer_has_the_same_items() -> None:
     deltas = [Delta(e) for e in [ReasoningDelta("r"), TextDelta("t", 0), *call(0, "add", "{}")]]
     answers = encoder()
     answers.take(deltas)
@@ -419,8 +403,8 @@ def _nameless(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in item.items() if key != "id"} for item in items]
 
 
-async def test_the_end_is_told_once_what_is_done_at_it_is_done() -> None:
-    """A cancelled wait does not cancel it, nor does it happen twice."""
+async def test_end_waits_for_its_work() -> None:
+    """A cancelled wait does not cancel the work, nor does it happen twice."""
     done: list[str] = []
     release = asyncio.Event()
 

@@ -27,19 +27,17 @@ ENOUGH = 1 << 30
 
 
 class Clock:
-    """A clock that tests set."""
+    """A clock that tests set; it goes on a little each time."""
 
     def __init__(self) -> None:
         self.now = 1e9
 
     def __call__(self) -> float:
-        """Tell the time, which goes on a little each time."""
         self.now += 0.001
         return self.now
 
 
 def item(name: str, size: int = 10) -> StoredItem:
-    """Make an item."""
     return StoredItem(name, b'"' + name.encode().ljust(size, b".") + b'"')
 
 
@@ -69,7 +67,6 @@ def opened(
     clock: Clock | None = None,
     uptime: Clock | None = None,
 ) -> Iterator[ResponseStore]:
-    """Open a store and close it."""
     clock = clock or Clock()
     store = ResponseStore(folder, budget, clock, uptime or clock)
     try:
@@ -80,21 +77,19 @@ def opened(
 
 @pytest.fixture(params=["memory", "disk"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResponseStore]:
-    """A store of either kind."""
     with opened(None if request.param == "memory" else tmp_path) as found:
         yield found
 
 
 def is_there(store: ResponseStore, name: str, tenant: str = "a") -> bool:
-    """Return True if a response is stored."""
     try:
         return store.get(tenant, name).id == name
     except NoSuchResponseError:
         return False
 
 
-def test_stored_responses_are_found(store: ResponseStore) -> None:
-    """A response, its input and its items."""
+def test_stored_response_is_found(store: ResponseStore) -> None:
+    """With its input and its items."""
     put(store, "r")
     assert store.get("a", "r") == StoredResponse("r", "completed", b"{}", [item("r-out")])
     assert store.input_items("a", "r") == [item("r-in")]
@@ -103,8 +98,8 @@ def test_stored_responses_are_found(store: ResponseStore) -> None:
     assert store.item("a", "nothing") is None
 
 
-def test_deleted_responses_are_gone(store: ResponseStore) -> None:
-    """Its items too; and it can be deleted once."""
+def test_deleted_response_is_gone(store: ResponseStore) -> None:
+    """With its items; it can be deleted once."""
     put(store, "r")
     assert store.delete("a", "r") is True
     assert store.delete("a", "r") is False
@@ -113,7 +108,7 @@ def test_deleted_responses_are_gone(store: ResponseStore) -> None:
     assert store.total() == 0
 
 
-def test_the_past_is_the_chain_in_order(store: ResponseStore) -> None:
+def test_past_is_the_chain_in_order(store: ResponseStore) -> None:
     """Inputs and outputs, oldest first; the conversation is that of the last."""
     put(store, "1")
     put(store, "2", previous="1")
@@ -127,7 +122,6 @@ def test_the_past_is_the_chain_in_order(store: ResponseStore) -> None:
 
 
 def test_tenants_see_nothing_of_each_other(store: ResponseStore) -> None:
-    """Nothing of one tenant can be read, gone on with or deleted by another."""
     put(store, "r", tenant="a")
     put(store, "own", tenant="b", previous="r")
     assert not is_there(store, "r", tenant="b")
@@ -142,15 +136,15 @@ def test_tenants_see_nothing_of_each_other(store: ResponseStore) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-def test_unfinished_responses_cannot_be_continued(store: ResponseStore, status: str) -> None:
-    """The status is said; the response itself can be read."""
+def test_unfinished_response_is_not_continued(store: ResponseStore, status: str) -> None:
+    """The error has its status; the response itself can be read."""
     put(store, "r", status=status)
     with pytest.raises(UnfinishedResponseError, match=status):
         store.past("a", "r")
     assert store.get("a", "r").status == status
 
 
-def test_a_chain_has_a_bound(store: ResponseStore) -> None:
+def test_chain_is_bounded(store: ResponseStore) -> None:
     """In responses, and in bytes."""
     for number in range(MAX_CHAIN + 1):
         put(store, f"r{number}", previous=f"r{number - 1}" if number else None)
@@ -162,8 +156,7 @@ def test_a_chain_has_a_bound(store: ResponseStore) -> None:
         store.past("a", "large")
 
 
-def test_a_chain_with_a_gap_is_not_there(store: ResponseStore) -> None:
-    """A deleted response cannot be continued."""
+def test_chain_with_a_deleted_response_is_not_continued(store: ResponseStore) -> None:
     put(store, "1")
     put(store, "2", previous="1")
     store.delete("a", "1")
@@ -172,7 +165,7 @@ def test_a_chain_with_a_gap_is_not_there(store: ResponseStore) -> None:
     assert is_there(store, "2")
 
 
-def test_expired_responses_are_gone(tmp_path: Path) -> None:
+def test_old_response_is_gone(tmp_path: Path) -> None:
     """Before it is collected, and also after."""
     clock = Clock()
     with opened(tmp_path, clock=clock) as store:
@@ -193,7 +186,7 @@ def test_expired_responses_are_gone(tmp_path: Path) -> None:
         assert size == other.total()
 
 
-def test_a_clock_that_was_ahead_loses_nothing(tmp_path: Path) -> None:
+def test_clock_that_was_ahead_loses_nothing(tmp_path: Path) -> None:
     """For less than an hour: responses are not found meanwhile, and are there again."""
     clock, uptime = Clock(), Clock()
     with opened(tmp_path, clock=clock, uptime=uptime) as store:
@@ -210,8 +203,8 @@ def test_a_clock_that_was_ahead_loses_nothing(tmp_path: Path) -> None:
         assert is_there(store, "r")
 
 
-def test_the_budget_removes_the_least_recently_used() -> None:
-    """Going on with a response counts as use, of all that came before it too."""
+def test_budget_evicts_the_least_recently_used() -> None:
+    """Going on with a response counts as use, of its whole chain."""
     with opened(None, 11_000) as store:
         for name in ("1", "2", "3"):
             put(store, name, size=1500)
@@ -222,8 +215,7 @@ def test_the_budget_removes_the_least_recently_used() -> None:
         assert store.total() <= 11_000
 
 
-def test_no_tenant_loses_anything_to_one_that_has_more() -> None:
-    """A flood of one tenant costs that tenant."""
+def test_flood_costs_its_own_tenant() -> None:
     with opened(None, 20_000) as store:
         put(store, "small", tenant="b", size=500)
         for number in range(50):
@@ -234,8 +226,8 @@ def test_no_tenant_loses_anything_to_one_that_has_more() -> None:
         assert store.total() <= 20_000
 
 
-def test_more_than_the_budget_is_not_kept(store: ResponseStore) -> None:
-    """And removes nothing else; nor is anything kept with a budget of 0."""
+def test_response_over_the_budget_is_not_kept(store: ResponseStore) -> None:
+    """It removes nothing else; a budget of 0 keeps nothing."""
     with opened(None, 5000) as small:
         put(small, "before")
         put(small, "r", size=6000)
@@ -247,8 +239,8 @@ def test_more_than_the_budget_is_not_kept(store: ResponseStore) -> None:
     assert store.total() == 0
 
 
-def test_a_restart_finds_stored_responses(tmp_path: Path) -> None:
-    """Also with a smaller budget: then what fits of it."""
+def test_restart_finds_responses(tmp_path: Path) -> None:
+    """With a smaller budget, those that fit."""
     with opened(tmp_path) as store:
         put(store, "1", size=3000)
         put(store, "2", previous="1", size=3000)
@@ -261,8 +253,8 @@ def test_a_restart_finds_stored_responses(tmp_path: Path) -> None:
         assert not is_there(store, "1")
 
 
-def test_the_file_is_private(tmp_path: Path) -> None:
-    """No other user can read the file, and a link is not followed."""
+def test_file_is_private(tmp_path: Path) -> None:
+    """Other users cannot read it, and a link is not followed."""
     with opened(tmp_path) as store:
         put(store, "r")
         assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
@@ -279,8 +271,8 @@ def test_the_file_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"no database at all" * 500, b"SQLite format 3\0" + b"x" * 9000]
 )
-def test_a_damaged_file_is_made_again(tmp_path: Path, damage: bytes) -> None:
-    """Stored responses are lost, and the store goes on, on disk."""
+def test_damaged_file_is_replaced(tmp_path: Path, damage: bytes) -> None:
+    """The store goes on, on disk."""
     (tmp_path / FILE).write_bytes(damage)
     with opened(tmp_path) as store:
         put(store, "r")
@@ -289,8 +281,7 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: bytes) -> None:
         assert is_there(store, "r")
 
 
-def test_a_file_of_another_format_is_made_again(tmp_path: Path) -> None:
-    """A later version may have written it."""
+def test_file_of_another_format_is_replaced(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / FILE)
     database.executescript("CREATE TABLE t (a); PRAGMA user_version = 99;")
     database.close()
@@ -299,8 +290,7 @@ def test_a_file_of_another_format_is_made_again(tmp_path: Path) -> None:
         assert is_there(store, "r")
 
 
-def test_a_file_damaged_while_it_is_open(tmp_path: Path) -> None:
-    """The first transaction that notices makes it again."""
+def test_file_damaged_while_it_is_open(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for number in range(50):
             put(store, f"r{number}", size=100_000)
@@ -315,15 +305,14 @@ def test_a_file_damaged_while_it_is_open(tmp_path: Path) -> None:
         assert is_there(store, "new")
 
 
-def test_a_folder_that_cannot_be_used_means_memory(tmp_path: Path) -> None:
-    """The daemon serves all the same."""
+def test_unusable_folder_means_memory(tmp_path: Path) -> None:
     with opened(tmp_path / "nowhere") as store:
         put(store, "r")
         assert is_there(store, "r")
 
 
-def test_a_disk_that_fails_now(tmp_path: Path) -> None:
-    """A failed write stores nothing; a failed read is a 503, and the response is there later."""
+def test_failing_disk(tmp_path: Path) -> None:
+    """Writes are not stored; reads are a 503, and work again later."""
     with opened(tmp_path) as store:
         put(store, "before")
         real = store._database._database
@@ -340,7 +329,6 @@ class Failing:
     """A connection whose disk is full, or gone."""
 
     def execute(self, _statement: str) -> None:
-        """Fail as SQLite does."""
         raise sqlite3.OperationalError("disk I/O error")
 
 
@@ -348,10 +336,7 @@ class Failing:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3000), st.booleans()), max_size=30),
     st.integers(0, 12_000),
 )
-def test_counted_bytes_are_those_of_the_rows(
-    puts: list[tuple[str, int, bool]], budget: int
-) -> None:
-    """Whatever comes in which order, for whom, and is deleted again."""
+def test_counted_bytes_are_those_stored(puts: list[tuple[str, int, bool]], budget: int) -> None:
     with opened(None, budget) as store:
         for number, (tenant, size, delete) in enumerate(puts):
             put(store, f"r{number}", tenant=tenant, size=size)

@@ -17,14 +17,12 @@ LONG: dict[str, Any] = {"input": "hello", "max_output_tokens": 6000, "temperatur
 
 
 def respond(daemon: RunningDaemon, **fields: Any) -> Any:
-    """Ask for a response."""
     reply = daemon.post({**GOOD, **fields}, ROUTE)
     assert reply.status == 200, reply.body
     return reply.json()
 
 
 def get(daemon: RunningDaemon, name: str, more: str = "") -> Reply:
-    """Get a stored response, or what belongs to it."""
     return daemon.request("GET", f"{ROUTE}/{name}{more}")
 
 
@@ -38,7 +36,7 @@ def events_of(body: bytes) -> list[dict[str, Any]]:
 
 
 def begin(daemon: RunningDaemon, **fields: Any) -> tuple[UnixConnection, HTTPResponse, str]:
-    """Start a long stream; returns the id of its response too."""
+    """Start a long stream; return the id of its response too."""
     connection = daemon.connection()
     body = msgspec.json.encode({**LONG, "stream": True, **fields})
     connection.request("POST", ROUTE, body)
@@ -49,27 +47,23 @@ def begin(daemon: RunningDaemon, **fields: Any) -> tuple[UnixConnection, HTTPRes
 
 
 def next_event(response: HTTPResponse) -> Any:
-    """Read the data of the next event."""
     while not (line := response.readline()).startswith(b"data: "):
         assert line, "the stream has ended"
     return json.loads(line.removeprefix(b"data: "))
 
 
 def until(response: HTTPResponse, kind: str) -> Any:
-    """Read on to an event."""
     while (event := next_event(response))["type"] != kind:
         pass
     return event
 
 
 def text_of(response: Any) -> str:
-    """The text of a response."""
     (message,) = response["output"]
     return str(message["content"][0]["text"])
 
 
-def test_whole_and_streamed_alike(tiny_daemon: RunningDaemon) -> None:
-    """The same text; the stream begins, ends and counts as it should."""
+def test_stream_and_whole_response_are_alike(tiny_daemon: RunningDaemon) -> None:
     whole = respond(tiny_daemon)
     reply = tiny_daemon.post({**GOOD, "stream": True}, ROUTE)
     events = events_of(reply.body)
@@ -85,8 +79,7 @@ def test_whole_and_streamed_alike(tiny_daemon: RunningDaemon) -> None:
     assert reply.body.count(b"[DONE]") == 0
 
 
-def test_the_same_words_as_a_chat(tiny_daemon: RunningDaemon) -> None:
-    """Instructions and items are the messages that a chat would have."""
+def test_same_words_as_a_chat(tiny_daemon: RunningDaemon) -> None:
     messages = [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "hello"},
@@ -99,7 +92,7 @@ def test_the_same_words_as_a_chat(tiny_daemon: RunningDaemon) -> None:
     assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
 
 
-def test_one_goes_on_with_another(tiny_daemon: RunningDaemon) -> None:
+def test_previous_response(tiny_daemon: RunningDaemon) -> None:
     """As if everything had been sent again; instructions are not carried over."""
     first = respond(tiny_daemon, instructions="be kind")
     second = respond(tiny_daemon, input="more", previous_response_id=first["id"])
@@ -119,8 +112,7 @@ def test_one_goes_on_with_another(tiny_daemon: RunningDaemon) -> None:
     assert f"conversation={first['id']}" in line
 
 
-def test_a_continued_response_reuses_its_state(tiny_daemon: RunningDaemon) -> None:
-    """Going on finds the state of what came before."""
+def test_previous_response_is_cached(tiny_daemon: RunningDaemon) -> None:
     first = respond(tiny_daemon, input="the agent reads the plan and writes the code " * 4)
     second = respond(tiny_daemon, input="more", previous_response_id=first["id"])
     cached = second["usage"]["input_tokens_details"]["cached_tokens"]
@@ -136,7 +128,6 @@ def test_get_returns_the_answer(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_input_items_in_pages(tiny_daemon: RunningDaemon) -> None:
-    """In either order, from an item on."""
     items = [{"role": "user", "content": str(number), "id": f"m{number}"} for number in range(5)]
     name = respond(tiny_daemon, input=items)["id"]
 
@@ -154,8 +145,7 @@ def test_input_items_in_pages(tiny_daemon: RunningDaemon) -> None:
         assert reply.json()["error"]["param"] == query.partition("=")[0]
 
 
-def test_items_by_reference(tiny_daemon: RunningDaemon) -> None:
-    """An answer's item is sent back by its id alone."""
+def test_item_reference_to_an_answer(tiny_daemon: RunningDaemon) -> None:
     first = respond(tiny_daemon)
     again = {"type": "item_reference", "id": first["output"][0]["id"]}
     question = {"role": "user", "content": "hello"}
@@ -166,7 +156,7 @@ def test_items_by_reference(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_delete(tiny_daemon: RunningDaemon) -> None:
-    """A deleted response is gone, for every route; and so are those that continue it."""
+    """The response is gone for every route; later ones of its chain cannot be continued."""
     first = respond(tiny_daemon)
     second = respond(tiny_daemon, previous_response_id=first["id"])
     reply = tiny_daemon.request("DELETE", f"{ROUTE}/{first['id']}")
@@ -182,8 +172,7 @@ def test_delete(tiny_daemon: RunningDaemon) -> None:
         assert error["message"] == f"Previous response with id '{name}' not found."
 
 
-def test_store_false_stores_nothing(tiny_daemon: RunningDaemon) -> None:
-    """Nor is what was refused."""
+def test_store_false_and_refused_requests_store_nothing(tiny_daemon: RunningDaemon) -> None:
     name = respond(tiny_daemon, store=False)["id"]
     assert get(tiny_daemon, name).status == 404
     reply = tiny_daemon.post({**GOOD, "top_k": 10**6}, ROUTE)
@@ -192,8 +181,8 @@ def test_store_false_stores_nothing(tiny_daemon: RunningDaemon) -> None:
     assert get(tiny_daemon, refused).status == 404
 
 
-def test_tokens_are_counted(tiny_daemon: RunningDaemon) -> None:
-    """As many as an answer would have to read; nothing is generated."""
+def test_input_tokens(tiny_daemon: RunningDaemon) -> None:
+    """Nothing is generated."""
     before = tiny_daemon.status()["engine"]["generation_tokens"]
     first = respond(tiny_daemon)
     reply = tiny_daemon.post(
@@ -207,7 +196,7 @@ def test_tokens_are_counted(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_cancel(tiny_daemon: RunningDaemon) -> None:
-    """The stream ends; what has come of it is stored as cancelled, and nothing goes on with it."""
+    """The stream ends; the response so far is stored as cancelled, and cannot be continued."""
     connection, response, name = begin(tiny_daemon)
     until(response, "response.output_text.delta")
     assert get(tiny_daemon, name).json()["status"] == "in_progress"
@@ -228,7 +217,7 @@ def test_cancel(tiny_daemon: RunningDaemon) -> None:
     assert tiny_daemon.post({}, f"{ROUTE}/resp_x/cancel").status == 404
 
 
-def test_a_client_that_leaves(tiny_daemon: RunningDaemon) -> None:
+def test_client_that_leaves(tiny_daemon: RunningDaemon) -> None:
     """Its response is cancelled, and can be read."""
     connection, response, name = begin(tiny_daemon)
     until(response, "response.output_text.delta")
@@ -243,7 +232,7 @@ def _if_over(reply: Reply) -> Any:
     return None if found.get("status") == "in_progress" else found
 
 
-def test_delete_while_it_is_made(tiny_daemon: RunningDaemon) -> None:
+def test_delete_while_streaming(tiny_daemon: RunningDaemon) -> None:
     """The answer goes on, and nothing of it is stored."""
     connection, response, name = begin(tiny_daemon, max_output_tokens=500)
     assert get(tiny_daemon, name, "/input_items").json()["data"][0]["role"] == "user"
@@ -256,7 +245,7 @@ def test_delete_while_it_is_made(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_keepalives_are_events(tiny_daemon: RunningDaemon) -> None:
-    """While a request waits for another, its client gets events with numbers."""
+    """They have numbers too."""
     blocking, first, name = begin(tiny_daemon)
     until(first, "response.output_text.delta")
     connection, waiting, _ = begin(tiny_daemon, max_output_tokens=2)
@@ -270,8 +259,7 @@ def test_keepalives_are_events(tiny_daemon: RunningDaemon) -> None:
     connection.close()
 
 
-def test_a_failure_in_the_middle_is_an_event(short_path: Path, long_tiny_dir: Path) -> None:
-    """A deadline that comes while the answer is streamed."""
+def test_deadline_in_a_stream_is_an_event(short_path: Path, long_tiny_dir: Path) -> None:
     with running(short_path, long_tiny_dir, env={"UMBEL_REQUEST_TIMEOUT": "1.5"}) as daemon:
         connection, response, name = begin(daemon, max_output_tokens=8000)
         failed = until(response, "response.failed")["response"]
@@ -285,10 +273,8 @@ def test_a_failure_in_the_middle_is_an_event(short_path: Path, long_tiny_dir: Pa
         assert found["error"] == failed["error"]
 
 
-def test_items_that_will_be_stored_count_until_the_end(
-    short_path: Path, long_tiny_dir: Path
-) -> None:
-    """They are no tokens, and take memory all the same."""
+def test_items_to_store_count_until_the_end(short_path: Path, long_tiny_dir: Path) -> None:
+    """They take memory although they are no tokens."""
     thought = {"type": "reasoning", "summary": [], "encrypted_content": "x" * (5 << 19)}
     items = [thought, {"role": "user", "content": "hello"}]
     with running(short_path, long_tiny_dir, env={"UMBEL_BODY_BYTES": "8MiB"}) as daemon:
@@ -300,8 +286,8 @@ def test_items_that_will_be_stored_count_until_the_end(
 
 
 @pytest.mark.slow
-def test_a_restart_keeps_stored_responses(short_path: Path, long_tiny_dir: Path) -> None:
-    """On disk they are found; without a disk they are gone, and so they are in a small budget."""
+def test_restart_keeps_responses(short_path: Path, long_tiny_dir: Path) -> None:
+    """On disk, within the budget."""
     with running(short_path, long_tiny_dir) as daemon:
         first = respond(daemon)
     with running(short_path, long_tiny_dir, fresh=True) as daemon:
@@ -316,8 +302,7 @@ def test_a_restart_keeps_stored_responses(short_path: Path, long_tiny_dir: Path)
         assert get(daemon, respond(daemon)["id"]).status == 404
 
 
-def test_a_damaged_store_does_not_stop_the_daemon(short_path: Path, long_tiny_dir: Path) -> None:
-    """Stored responses are lost, with a warning."""
+def test_damaged_store_does_not_stop_the_daemon(short_path: Path, long_tiny_dir: Path) -> None:
     with running(short_path, long_tiny_dir) as daemon:
         first = respond(daemon)
     (short_path / "disk" / "responses.sqlite").write_bytes(b"nothing known" * 500)
@@ -328,7 +313,6 @@ def test_a_damaged_store_does_not_stop_the_daemon(short_path: Path, long_tiny_di
 
 
 def test_tenants_on_socket_and_tcp(tiny_daemon: RunningDaemon) -> None:
-    """The responses of one are not there for the other."""
     name = respond(tiny_daemon)["id"]
     connection = HTTPConnection("127.0.0.1", tiny_daemon.tcp_port(), timeout=60)
     try:
@@ -347,8 +331,7 @@ def test_tenants_on_socket_and_tcp(tiny_daemon: RunningDaemon) -> None:
     assert get(tiny_daemon, name).status == 200
 
 
-def test_many_at_once_each_get_their_own(tiny_daemon: RunningDaemon) -> None:
-    """Chains in parallel: what one said is never in another's."""
+def test_parallel_chains_do_not_mix(tiny_daemon: RunningDaemon) -> None:
     wrong: list[str] = []
 
     def chain(number: int) -> None:
@@ -371,7 +354,7 @@ def test_many_at_once_each_get_their_own(tiny_daemon: RunningDaemon) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_hosted_tools_are_left_out(tiny_daemon: RunningDaemon, *, stream: bool) -> None:
-    """Codex sends one with every request; the answer says which tools the model was told of."""
+    """Codex sends one with every request; the answer has only the offered tools."""
     add = {"type": "function", "name": "add", "parameters": {"type": "object"}}
     reply = tiny_daemon.post(
         {**GOOD, "stream": stream, "tools": [add, {"type": "web_search"}]}, ROUTE

@@ -10,18 +10,15 @@ from umbel.daemon.errors import ConfigError
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
-    """A configuration file."""
     return tmp_path / "umbel.toml"
 
 
 def read(toml: Path, text: str) -> dict[str, TenantSettings]:
-    """Load the tables of a file with this text."""
     toml.write_text(text)
     return load({}, file=toml, environment={}).tenants
 
 
-def test_a_table_sets_what_it_names(toml: Path) -> None:
-    """Every key can be set; sizes have units."""
+def test_every_key_of_a_table(toml: Path) -> None:
     tenants = read(
         toml,
         """
@@ -45,8 +42,8 @@ def test_a_table_sets_what_it_names(toml: Path) -> None:
     assert found.uids == [1000, 1001]
 
 
-def test_who_has_no_table_has_that_of_default(toml: Path) -> None:
-    """Without one for `default` the defaults hold, which bound nothing."""
+def test_tenant_without_a_table_has_that_of_default(toml: Path) -> None:
+    """Without one, the defaults bound nothing."""
     tenants = read(toml, "[tenants.default]\nweight = 3\n[tenants.a]\nrunning = 1\n")
     assert tenant_settings(tenants, "a") == TenantSettings(running=1)
     assert tenant_settings(tenants, "uid:0").weight == 3.0
@@ -99,7 +96,7 @@ def test_who_has_no_table_has_that_of_default(toml: Path) -> None:
     ],
 )
 def test_bad_table(toml: Path, text: str, words: str) -> None:
-    """The message names the file, the table and what is wrong there."""
+    """The message names the file, the table and the key."""
     with pytest.raises(ConfigError) as caught:
         read(toml, text)
     assert f"{toml}: " in str(caught.value)
