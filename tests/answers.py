@@ -1,9 +1,21 @@
 """Answers of every protocol, read alike."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from .daemon.running import Reply
+
+
+def named_events(body: bytes) -> list[tuple[str, Any]]:
+    """Read a stream's events, of which each has its name as its type."""
+    blocks = [block.split("\n", 1) for block in body.decode().split("\n\n") if block]
+    events = [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in blocks
+    ]
+    assert all(name == data["type"] for name, data in events)
+    return events
 
 
 class Answer:
@@ -47,7 +59,7 @@ class Answer:
 
     @property
     def longer_prompt(self) -> bool:
-        """Return True if the feature reached the prompt."""
+        """True if the feature reached the prompt."""
         return self.plain is not None and self.prompt_tokens > self.plain.prompt_tokens
 
     def _parts(self) -> Iterator[dict[str, Any]]:

@@ -17,16 +17,16 @@ _STOPPED = {"end_turn": "stop", "tool_use": "calls", "max_tokens": "length"}
 
 @dataclass(frozen=True)
 class Question:
-    """A question in any protocol.
+    """A question, whatever the protocol.
 
     Attributes:
         prompt: the user's message.
         tools: name, JSON schema of the arguments.
         choice: `auto`, `none`, `required`, or the name of a tool.
-        strict: whether the tools are.
-        parallel: whether several calls are allowed.
+        strict: True if the tools are.
+        parallel: True if several calls are allowed.
         schema: what the answer's text must match; True for any JSON object.
-        thinking: whether the model thinks; None leaves it to the template.
+        thinking: switches thinking on or off; None leaves it to the template.
         max_tokens: of the answer.
     """
 

@@ -63,7 +63,6 @@ PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
 def _each(*dialects: str, **fields: Any) -> dict[str, Fields]:
-    """Fields that several protocols share."""
     return dict.fromkeys(dialects, fields)
 
 

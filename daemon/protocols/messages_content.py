@@ -108,15 +108,10 @@ class ToolReference(msgspec.Struct):
     name: str
 
 
-class ToolAdditionBlock(msgspec.Struct):
-    """Offers a tool from here on; the prompt has it from the start."""
+class ToolChangeBlock(msgspec.Struct):
+    """Offers a tool from here on, or no longer; the prompt is made of the tools at the end."""
 
-    tool: ToolReference
-
-
-class ToolRemovalBlock(msgspec.Struct):
-    """Ends the offer of a tool from here on."""
-
+    type: Literal["tool_addition", "tool_removal"]
     tool: ToolReference
 
 
@@ -129,8 +124,7 @@ Block = (
     | ToolReferenceBlock
     | DocumentBlock
     | SearchResultBlock
-    | ToolAdditionBlock
-    | ToolRemovalBlock
+    | ToolChangeBlock
 )
 Placed = Sequence[tuple[str, Block]]
 """Blocks, each with its place in the body."""
@@ -140,10 +134,7 @@ _TEXTS: dict[str, type[Block]] = {
     "document": DocumentBlock,
     "search_result": SearchResultBlock,
 }
-_CHANGES: dict[str, type[Block]] = {
-    "tool_addition": ToolAdditionBlock,
-    "tool_removal": ToolRemovalBlock,
-}
+_CHANGES = dict.fromkeys(("tool_addition", "tool_removal"), ToolChangeBlock)
 # Of a session that began at Anthropic.
 _HOSTED = (
     *("server_tool_use", "mcp_tool_use", "mcp_tool_result", "advisor_tool_result"),
@@ -256,16 +247,12 @@ class MessageReader:
 
     def _without_changes(self, blocks: Placed) -> Placed:
         """Follow the blocks that add and remove tools; return the others."""
-        left = []
-        for place, block in blocks:
-            match block:
-                case ToolAdditionBlock():
-                    self.removed.discard(block.tool.name)
-                case ToolRemovalBlock():
+        for _, block in blocks:
+            if isinstance(block, ToolChangeBlock):
+                self.removed.discard(block.tool.name)
+                if block.type == "tool_removal":
                     self.removed.add(block.tool.name)
-                case _:
-                    left.append((place, block))
-        return left
+        return [(place, block) for place, block in blocks if not isinstance(block, ToolChangeBlock)]
 
     def _result(self, place: str, result: ToolResultBlock) -> Message:
         called = result.tool_use_id

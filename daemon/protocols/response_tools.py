@@ -14,7 +14,7 @@ from ..quoting import quote
 from ..requests.workers import Check
 from .generation_request import unsupported
 from .response_items import internal_name, unsupported_kind
-from .tools import MAX_TOOLS, Function, checked, choose, read_choice
+from .tools import MAX_TOOLS, checked, choose, read_choice, tool_of
 
 log = structlog.get_logger()
 
@@ -82,10 +82,8 @@ class _ResponseTool(msgspec.Struct):
     tools: Annotated[list[Raw], Meta(max_length=MAX_TOOLS)] | None = None
 
 
-class _Found(NamedTuple):
-    tool: Tool
-    called: CalledTool
-    place: str
+_Found = tuple[Tool, CalledTool, str]
+"""A tool as the model and as the client know it, and its place in the body."""
 
 
 def read_response_tools(raws: Sequence[Raw], check: Check) -> ResponseTools:
@@ -105,9 +103,9 @@ def read_response_tools(raws: Sequence[Raw], check: Check) -> ResponseTools:
             raise APIError(400, f"there are over {MAX_TOOLS} tools; send fewer", param="tools")
     if dropped:
         log.info("hosted tools left out", types=",".join(sorted(dropped)))
-    places = [one.place for one in found]
-    tools = checked([one.tool for one in found], places, "parameters")
-    return ResponseTools(tools, {one.tool.name: one.called for one in found}, shown)
+    places = [place for _, _, place in found]
+    tools = checked([tool for tool, _, _ in found], places, "parameters")
+    return ResponseTools(tools, {tool.name: called for tool, called, _ in found}, shown)
 
 
 def read_response_choice(
@@ -129,16 +127,17 @@ def read_response_choice(
 def _allowed(allowed: list[Any], tools: ResponseTools) -> list[Tool]:
     names = set()
     for entry in allowed[: MAX_TOOLS + 1]:
-        name = entry.get("name") if isinstance(entry, dict) else None
-        known = isinstance(name, str) and internal_name(name, _namespace(entry)) in tools.called
-        if not known:
-            kind = entry.get("type") if isinstance(entry, dict) else entry
-            message = (
-                f"tool_choice allows {quote(name if isinstance(name, str) else kind)}, but tools "
-                "does not have it; send names of functions that it has"
-            )
-            raise APIError(400, message, param="tool_choice")
-        names.add(internal_name(entry["name"], _namespace(entry)))
+        said = entry.get("type") if isinstance(entry, dict) else entry
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            said = entry["name"]
+            if (known := internal_name(said, _namespace(entry))) in tools.called:
+                names.add(known)
+                continue
+        message = (
+            f"tool_choice allows {quote(said)}, but tools does not have it; send names of "
+            "functions that it has"
+        )
+        raise APIError(400, message, param="tool_choice")
     return [tool for tool in tools.tools if tool.name in names]
 
 
@@ -167,18 +166,14 @@ def _read(tool: _ResponseTool, place: str, check: Check) -> list[_Found]:
 
 def _one(tool: _ResponseTool, place: str, namespace: str | None) -> _Found:
     if tool.type not in ("function", "custom"):
-        advice = "send functions, namespaces or custom tools"
-        raise unsupported_kind(place, tool.type, advice)
+        raise unsupported_kind(place, tool.type, "send functions, namespaces or custom tools")
     if tool.name is None:
         raise APIError(400, f"{place} has no name", param=f"{place}.name")
     custom = tool.type == "custom"
     described = tool.description
     if custom and tool.format is not None:
         described = "\n\n".join(filter(None, [described, tool.format.described(place)]))
-    function = Function(
-        name=internal_name(tool.name, namespace),
-        description=described,
-        parameters=_CUSTOM_PARAMETERS if custom else tool.parameters,
-        strict=tool.strict,
-    )
-    return _Found(function.tool(), CalledTool(tool.name, namespace, custom), place)
+    name = internal_name(tool.name, namespace)
+    parameters = _CUSTOM_PARAMETERS if custom else tool.parameters
+    known = tool_of(name, described, parameters, strict=tool.strict)
+    return known, CalledTool(tool.name, namespace, custom), place

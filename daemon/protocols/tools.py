@@ -23,16 +23,12 @@ ToolList = Annotated[list[Raw], Meta(max_length=MAX_TOOLS)]
 
 
 class Function(msgspec.Struct):
-    """A function's definition in OpenAI's protocols."""
+    """A function's definition in a chat completion."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-
-    def tool(self) -> Tool:
-        """Make the tool that a template renders."""
-        return tool_of(self.name, self.description, self.parameters, strict=self.strict)
 
 
 class _ChatTool(msgspec.Struct):
@@ -63,7 +59,8 @@ def read_chat_tools(raws: Sequence[Raw], check: Check) -> list[Tool]:
             raise unsupported(f"{place} of type {quote(tool.type)}", "send functions only")
         if tool.function is None:
             raise APIError(400, f"{place} has no function; name one", param=place)
-        tools.append(tool.function.tool())
+        sent = tool.function
+        tools.append(tool_of(sent.name, sent.description, sent.parameters, strict=sent.strict))
     return checked(tools, [f"tools[{index}]" for index in range(len(tools))], "function.parameters")
 
 

@@ -92,6 +92,17 @@ def test_missing_default_file_is_no_error(tmp_path: Path, monkeypatch: pytest.Mo
         ("log_format = 'xml'", "log_format is 'xml'; it must be json or text"),
         ("warmup = 'slow'", "warmup is 'slow'; it must be none or quick"),
         ("cors_origins = 'x'", "cors_origins is 'x'; it must be a list of strings"),
+        ("models = 3", "unknown key 'models'; did you mean model? umbel serve"),
+        (
+            "[models]\nalias = {}",
+            "unknown key 'models.alias'; did you mean models.aliases? umbel serve",
+        ),
+        (
+            "[aliases]\na = 'default'",
+            "unknown key 'aliases'; did you mean models.aliases? umbel serve",
+        ),
+        ("[models]\naliases = 'a'", "models.aliases is 'a'; it must be a table of strings"),
+        ("[models.aliases]\na = 3", "models.aliases is '{'a': 3}'; it must be a table of strings"),
     ],
 )
 def test_bad_file(toml: Path, text: str, words: str) -> None:
@@ -144,11 +155,10 @@ def test_words_of_a_setting(setting: Setting) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("UMBEL_PRT", "80", "unknown environment variable 'UMBEL_PRT'; did you mean UMBEL_PORT?"),
         (
             "UMBEL_PRT",
             "80",
-            "'UMBEL_PRT'; did you mean UMBEL_PORT? umbel serve --help and docs/set",
+            "unknown environment variable 'UMBEL_PRT'; did you mean UMBEL_PORT? umbel serve --help",
         ),
         ("UMBEL_XYZZY", "1", "'UMBEL_XYZZY'; umbel serve --help and docs/settings.md have them"),
         ("UMBEL_CONFIGS", "x", "did you mean UMBEL_CONFIG?"),
@@ -218,29 +228,6 @@ def test_bad_aliases(words: list[str], message: str) -> None:
 
 def test_longest_alias() -> None:
     assert load({"aliases": ["a" * 255]}, environment={}).aliases == {"a" * 255: "default"}
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("models = 3", "unknown key 'models'; did you mean model? umbel serve"),
-        (
-            "[models]\nalias = {}",
-            "unknown key 'models.alias'; did you mean models.aliases? umbel serve",
-        ),
-        (
-            "[aliases]\na = 'default'",
-            "unknown key 'aliases'; did you mean models.aliases? umbel serve",
-        ),
-        ("[models]\naliases = 'a'", "models.aliases is 'a'; it must be a table of strings"),
-        ("[models.aliases]\na = 3", "models.aliases is '{'a': 3}'; it must be a table of strings"),
-    ],
-)
-def test_bad_table(toml: Path, text: str, words: str) -> None:
-    toml.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load({}, file=toml, environment={})
-    assert words in str(caught.value)
 
 
 def test_origins_of_two_sources() -> None:

@@ -23,8 +23,9 @@ from umbel.scheduler.errors import (
 )
 from umbel.scheduler.limits import RETRY_AFTER
 
+from ..answers import named_events
 from .fixtures import TINY_CONTEXT
-from .running import Reply, RunningDaemon
+from .running import RunningDaemon
 
 MESSAGES = "/v1/messages"
 GOOD: dict[str, Any] = {
@@ -40,14 +41,6 @@ def ask(daemon: RunningDaemon, **fields: Any) -> Any:
     return reply.json()
 
 
-def events(reply: Reply) -> list[tuple[str, Any]]:
-    parts = [part.split("\n") for part in reply.body.decode().split("\n\n")[:-1]]
-    return [
-        (name.removeprefix("event: "), msgspec.json.decode(data.removeprefix("data: ")))
-        for name, data in parts
-    ]
-
-
 def test_whole_message(tiny_daemon: RunningDaemon) -> None:
     """Its shape, its usage, and the request's id in its headers."""
     reply = tiny_daemon.post(GOOD, f"{MESSAGES}?beta=true")
@@ -61,12 +54,10 @@ def test_whole_message(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_stream_has_the_same_answer(tiny_daemon: RunningDaemon) -> None:
-    """Each event's type is its name."""
     whole = ask(tiny_daemon)
     reply = tiny_daemon.post({**GOOD, "stream": True}, MESSAGES)
     assert reply.headers["Content-Type"] == "text/event-stream"
-    told = events(reply)
-    assert all(name == data["type"] for name, data in told)
+    told = named_events(reply.body)
     deltas = [data["delta"]["text"] for name, data in told if name == "content_block_delta"]
     assert "".join(deltas) == whole["content"][0]["text"]
     assert told[-2][1]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
@@ -142,7 +133,7 @@ def test_recorded_request_of_claude_code(tiny_daemon: RunningDaemon) -> None:
     }
     reply = tiny_daemon.post(body, f"{MESSAGES}?beta=true")
     assert reply.status == 200, reply.body
-    assert events(reply)[-1] == ("message_stop", {"type": "message_stop"})
+    assert named_events(reply.body)[-1] == ("message_stop", {"type": "message_stop"})
 
 
 def test_any_version_and_any_beta_is_accepted(tiny_daemon: RunningDaemon) -> None:

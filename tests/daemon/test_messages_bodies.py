@@ -1,4 +1,4 @@
-"""What bodies of Anthropic's messages become, and which are refused."""
+"""Bodies of Anthropic's messages: the requests they become, and refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Items and tools of a response: what conversation they become, and what is refused in words."""
+"""Items and tools of a response: the conversation they become, and refusals."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """A response's items and events: balanced, in order, and what OpenAI's own types allow."""
 
 import asyncio
-import json
 from typing import Any, cast
 
 import msgspec
@@ -33,6 +32,8 @@ from umbel.models.text.events import (
     ToolCallStart,
 )
 from umbel.scheduler.request import FinishReason
+
+from ..answers import named_events
 
 STRICT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CALLED = {
@@ -76,15 +77,7 @@ def encoder(
 
 
 def read(stream: bytes) -> list[dict[str, Any]]:
-    """Read server-sent events; each is named as its type says."""
-    events = []
-    for block in stream.decode().split("\n\n"):
-        if block:
-            name, data = block.split("\n", 1)
-            event = json.loads(data.removeprefix("data: "))
-            assert name == f"event: {event['type']}"
-            events.append(event)
-    return events
+    return [event for _, event in named_events(stream)]
 
 
 def streamed(

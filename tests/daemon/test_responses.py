@@ -1,4 +1,4 @@
-"""`/v1/responses` of a running daemon: what is answered, streamed, stored and cancelled."""
+"""`/v1/responses` of a running daemon: answers, streams, the store and cancels."""
 
 import json
 import threading
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ..answers import named_events
 from .running import Reply, RunningDaemon, UnixConnection, eventually, running
 
 ROUTE = "/v1/responses"
@@ -27,10 +28,7 @@ def get(daemon: RunningDaemon, name: str, more: str = "") -> Reply:
 
 
 def events_of(body: bytes) -> list[dict[str, Any]]:
-    """Read server-sent events; each is named as its type says, and numbered."""
-    blocks = [block.split("\n", 1) for block in body.decode().split("\n\n") if block]
-    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
-    assert [name for name, _ in blocks] == [f"event: {event['type']}" for event in events]
+    events = [event for _, event in named_events(body)]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
@@ -287,29 +285,25 @@ def test_items_to_store_count_until_the_end(short_path: Path, long_tiny_dir: Pat
 
 @pytest.mark.slow
 def test_restart_keeps_responses(short_path: Path, long_tiny_dir: Path) -> None:
-    """On disk, within the budget."""
+    """On disk, within the budget; a damaged store does not stop the daemon."""
     with running(short_path, long_tiny_dir) as daemon:
         first = respond(daemon)
     with running(short_path, long_tiny_dir, fresh=True) as daemon:
         assert get(daemon, first["id"]).json() == first
         second = respond(daemon, input="more", previous_response_id=first["id"])
         assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
-    with running(short_path, long_tiny_dir, "--no-disk") as daemon:
-        assert get(daemon, first["id"]).status == 404
-        assert get(daemon, respond(daemon)["id"]).status == 200
-    with running(short_path, long_tiny_dir, env={"UMBEL_RESPONSES_BYTES": "0"}) as daemon:
-        assert get(daemon, first["id"]).status == 404
-        assert get(daemon, respond(daemon)["id"]).status == 404
-
-
-def test_damaged_store_does_not_stop_the_daemon(short_path: Path, long_tiny_dir: Path) -> None:
-    with running(short_path, long_tiny_dir) as daemon:
-        first = respond(daemon)
     (short_path / "disk" / "responses.sqlite").write_bytes(b"nothing known" * 500)
     with running(short_path, long_tiny_dir) as daemon:
         assert get(daemon, first["id"]).status == 404
-        assert get(daemon, respond(daemon)["id"]).status == 200
+        third = respond(daemon)
+        assert get(daemon, third["id"]).status == 200
         assert "the stored responses start empty" in daemon.log()
+    with running(short_path, long_tiny_dir, "--no-disk") as daemon:
+        assert get(daemon, third["id"]).status == 404
+        assert get(daemon, respond(daemon)["id"]).status == 200
+    with running(short_path, long_tiny_dir, env={"UMBEL_RESPONSES_BYTES": "0"}) as daemon:
+        assert get(daemon, third["id"]).status == 404
+        assert get(daemon, respond(daemon)["id"]).status == 404
 
 
 def test_tenants_on_socket_and_tcp(tiny_daemon: RunningDaemon) -> None:

@@ -1,4 +1,4 @@
-"""The tables of tenants: what they may have, for whom they hold, and what is wrong with others."""
+"""The tables `[tenants.NAME]`: keys, defaults, and errors in words."""
 
 from pathlib import Path
 
