@@ -189,7 +189,7 @@ def test_pings_while_a_request_waits(tiny_daemon: RunningDaemon) -> None:
 def test_errors_are_the_sdks_exceptions(
     error: Exception, status: int, kind: str, raised: type[anthropic.APIStatusError]
 ) -> None:
-    """Each has Anthropic\'s status and type."""
+    """Each has Anthropic's status and type."""
     response = error_response(f"{MESSAGES}/count_tokens", "req-1", as_api_error(error))
     body = response.body
     assert isinstance(body, bytes)
