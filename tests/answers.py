@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def longer_prompt(self) -> bool:
-        """True if the feature reached the prompt."""
+        """Return True if the feature reached the prompt."""
         return self.plain is not None and self.prompt_tokens > self.plain.prompt_tokens
 
     def _parts(self) -> Iterator[dict[str, Any]]:

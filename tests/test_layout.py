@@ -87,7 +87,7 @@ MOST_LINES = {
     "daemon/config": 995,
     "daemon/http": 2_629,
     "daemon/identity": 744,
-    "daemon/protocols": 3_571,
+    "daemon/protocols": 3_547,
     "daemon/requests": 1_934,
     "daemon/responses": 805,
     "models/backends": 1_547,

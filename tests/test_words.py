@@ -24,7 +24,7 @@ ALLOWED = {
     "scheduler": 0,
     "src": 0,
     "tests/cachestore": 113,
-    "tests/daemon": 157,
+    "tests/daemon": 130,
     "tests/models": 57,
     "tests/scheduler": 0,
 }
