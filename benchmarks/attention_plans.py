@@ -22,8 +22,8 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from shapes import SHAPES, make, on_cpu, tokens
 
+from umbel.models.backends.base import Backend
 from umbel.models.backends.cuda import CUDA, Cuda
-from umbel.models.backends.metal import Metal
 from umbel.models.backends.prepare import prepare
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan
@@ -36,7 +36,7 @@ TURN = 20, 400
 class Unplanned(Cuda):
     """CUDA's operations, but attention as MLX computes it: in each shape."""
 
-    attend = Metal.attend
+    attend = Backend.attend
 
 
 UNPLANNED = Unplanned()

@@ -24,10 +24,10 @@ from shapes import SHAPES, make, on_cpu, tokens
 
 from umbel.models.backends.prepare import prepare, restore
 from umbel.models.kv.spans import PackedSpan
-from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import launch
+from umbel.models.sampling import ForwardOutput, NextToken
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 WARM_UP = 16

@@ -29,10 +29,8 @@ from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
 from umbel.models.backends import device_name
-from umbel.models.kv.packed import pack_suffix
-from umbel.models.kv.spans import PackedSpan
-from umbel.models.kv.stored import DiskCodec, HostArray
-from umbel.models.kv.token_layer import in_parts
+from umbel.models.kv.disk_format import DiskCodec, HostArray
+from umbel.models.kv.spans import PackedSpan, pack_suffix
 
 MIB = 1 << 20
 BUDGET = 16 << 30
@@ -124,7 +122,7 @@ class Way:
 def _state(tokens: int, layers: int, heads: int) -> PackedSpan:
     shape = (1, heads, tokens, 128)
     kv = [mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)]
-    return pack_suffix(in_parts([(kv[0] + layer, kv[1] + layer) for layer in range(layers)]))
+    return pack_suffix([[(kv[0] + layer,), (kv[1] + layer,)] for layer in range(layers)])
 
 
 def main() -> None:

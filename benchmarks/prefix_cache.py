@@ -129,7 +129,7 @@ def restore(lengths: list[int]) -> None:
         for start in range(0, length, 400):
             part = mx.array(tokens[None, start : start + 400])
             model(part, cache=live.layers)
-            live.advanced(part.shape[1])
+            live.add_tokens(part.shape[1])
             mx.eval(live.arrays())
         cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 62)
         cache.begin(NAMESPACE, tokens).close(tokens, live.suffix_span())

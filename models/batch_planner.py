@@ -1,16 +1,33 @@
-"""Plans a call for the rows of the batch: who enters and leaves, in which shapes. Pure.
+"""Plans a call for the rows of the batch: which sequences enter and leave, and all shapes. Pure.
 
-A row reads a span where the trie has it as long as another row reads it, too. What it reads alone
-lies in the row, with its own tokens.
+A row reads a span where the trie has it as long as another row reads it, too. Tokens that it reads
+alone lie in the row, with its own.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from .moves import Arrange, ClassShape, Enter, Leave, Move, Seat, Share
-from .planned_for import Batch, Buffer, Rules, State
-from .step_plan import Call, Kind, PrefixGroup
+from .step_plan import (
+    Arrange,
+    Call,
+    ClassShape,
+    Enter,
+    Kind,
+    Leave,
+    Move,
+    PrefixGroup,
+    Seat,
+    Share,
+)
+
+if TYPE_CHECKING:
+    from .kv.placement import Placement
+    from .kv.ring_buffer import RingBuffer
+    from .kv.sequence_cache import SequenceCache
+    from .kv.spans import PackedSpan
+    from .planner import Rules
 
 ONE_CLASS = 1 << 62
 """Limit of the only class of a model that puts all keys of all rows together."""
@@ -21,7 +38,7 @@ SHARED = 32
 _LEAST_POSITIONS = 64
 
 
-def leave(state: State, slot: int) -> Leave:
+def leave(state: "SequenceCache", slot: int) -> Leave:
     """Plan that a sequence leaves its slot."""
     return Leave(state.number, slot, state.offset, state.suffix_length)
 
@@ -39,9 +56,9 @@ class BatchPlanner:
 
     def __init__(
         self,
-        decode: Sequence[State],
-        batch: Batch,
-        rules: Rules,
+        decode: "Sequence[SequenceCache]",
+        batch: "Placement",
+        rules: "Rules",
         *,
         coming: int = 0,
         may_copy: bool = True,
@@ -120,7 +137,7 @@ class BatchPlanner:
     # -- slots -------------------------------------------------------------------------
 
     def _rows(self) -> tuple[int, list[tuple[int, int]]]:
-        """Choose the number of rows, and which rows move so that there are so few."""
+        """Choose the number of rows, and the moves that make it so small."""
         needed = rows_for(len(self._decode), self._rules.row_multiple)
         soon = rows_for(len(self._decode) + self._coming, self._rules.row_multiple)
         if self._may_copy and soon < self._batch.rows:
@@ -141,8 +158,7 @@ class BatchPlanner:
                     lengths[target] = lengths.pop(source)
         return relocated
 
-    def _slot_of(self, state: State) -> int:
-        """Give a sequence that enters a slot."""
+    def _slot_of(self, state: "SequenceCache") -> int:
         slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
         self._slots[slot] = state
         for limit, lengths in self._windows.items():
@@ -154,17 +170,17 @@ class BatchPlanner:
             return (offset - 1) % limit + 1
         return min(offset, limit)
 
-    # -- what is read where ------------------------------------------------------------
+    # -- spans that rows share ---------------------------------------------------------
 
     def _divide(self) -> list[Share]:
-        """Divide each row's tokens into shared spans and its own; returns what that changes."""
+        """Divide each row's tokens into shared spans and its own; return the changes."""
         if self._batch.own is None:
             return []
-        readers = Counter(id(span) for state in self._decode for span in state.prefix)
+        readers = Counter(id(span) for state in self._decode for span in state.leased)
         shares = []
         for slot, state in self._slots.items():
             begin = end = 0  # of the spans that others read, too
-            for span in state.prefix:
+            for span in state.leased:
                 if readers[id(span)] == 1:
                     break
                 end += span.length
@@ -178,21 +194,20 @@ class BatchPlanner:
     def _groups(self) -> tuple[PrefixGroup, ...]:
         return prefix_groups({slot: self._read_by(slot) for slot in self._slots})
 
-    def _read_by(self, slot: int) -> Sequence[object]:
-        """Spans of a row's prefix that are not in the row itself."""
+    def _read_by(self, slot: int) -> "Sequence[PackedSpan]":
+        """Leased spans that are not in the row itself."""
         state, count = self._slots[slot], 0
         left = state.offset - self._own.get(slot, state.offset)
         while left > 0:
-            left -= state.prefix[count].length
+            left -= state.leased[count].length
             count += 1
-        return state.prefix[:count]
+        return state.leased[:count]
 
     def _gathered(self, groups: Iterable[PrefixGroup]) -> int:
-        """Tokens of shared spans that are put together for each row."""
         return sum(
             span.length
             for slots, start, stop in groups
-            for span in self._slots[slots[0]].prefix[start:stop]
+            for span in self._slots[slots[0]].leased[start:stop]
         )
 
     # -- room for own tokens -------------------------------------------------------------
@@ -266,11 +281,8 @@ class BatchPlanner:
     def _windows_before(self) -> tuple[tuple[int, int], ...]:
         return tuple((limit, buffer.positions) for limit, buffer in self._batch.windows.items())
 
-    def _room(self, buffer: Buffer, lengths: Iterable[int]) -> int:
-        """Positions that a buffer needs.
-
-        A buffer does not shrink while a row stays. Without any row it is made anew.
-        """
+    def _room(self, buffer: "RingBuffer", lengths: Iterable[int]) -> int:
+        """Positions that a buffer needs. It does not shrink while a row stays."""
         needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
         return max(buffer.positions, needed) if self._stays else needed
 
@@ -278,7 +290,7 @@ class BatchPlanner:
 def prefix_groups(prefixes: Mapping[int, Sequence[object]]) -> tuple[PrefixGroup, ...]:
     """Find the runs of spans that the same rows read.
 
-    Rows lease paths of one trie, so those who share a span share all before it.
+    Rows lease paths of one trie, so rows that share a span share all before it.
 
     Args:
         prefixes: for each slot the spans that its row reads, oldest first. Spans are compared by
@@ -310,10 +322,10 @@ def bucket(count: int) -> int:
 
 
 def rows_for(count: int, multiple: int) -> int:
-    """How many rows a batch of so many sequences has.
+    """Number of rows of a batch.
 
     Args:
-        count: of the sequences.
+        count: of its sequences.
         multiple: of rows for which products are the fastest; batches of up to half of it stay as
             small as they are.
     """
@@ -322,5 +334,5 @@ def rows_for(count: int, multiple: int) -> int:
 
 
 def positions_for(tokens: int) -> int:
-    """Positions of rows whose longest has so many tokens: 64, 96, 128, 192, 256 and so on."""
+    """Positions of rows whose longest has this many tokens: 64, 96, 128, 192, 256 and so on."""
     return bucket(max(tokens, _LEAST_POSITIONS))

@@ -14,33 +14,58 @@ from typing import Any
 import mlx.core as mx
 import structlog
 
-from .attention.separate import can_separate, separate
+from .attention.exact import can_be_exact, exact_layers
+from .backends.prepare import OutputRows, prepare
 from .kv.batch_cache import BatchCache
-from .kv.packed import PackedCheckpoint
+from .kv.checkpoints import PackedCheckpoint
+from .kv.disk_format import StateForm
 from .kv.placement import Placement
 from .kv.sequence_cache import SequenceCache
 from .kv.spans import PackedSpan
-from .kv.state_form import StateForm
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
 from .load.probe import Probed, interruptible, probe, probed_once
 from .load.trials import Trials
 from .memory_profile import Held
-from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
-from .planned_for import Rules, rules_of, rules_within
-from .planner import plan_step
-from .prefill import complete, prefill
+from .planner import Rules, plan_step, rules_of
 from .runtime import launch, launch_in_turn, peak_of, resident_bytes
-from .sampling import sample
+from .sampling import ForwardOutput, NextToken, SamplerOutput, gather, sample, stacked
 from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 
-_NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
+_NOT_EXACT = "exact rows attend each by itself, and this model's attention takes them together"
 
 _FEW_LOGITS = 16
 """Tokens of a prompt's last call where a model computes the logits of all of them."""
 
 log = structlog.get_logger()
+
+
+def prefill(model: Any, tokens: Sequence[int], cache: SequenceCache) -> None:
+    """Advance a sequence over tokens of its prompt, at least one, and wait for its state."""
+    _advance(model, tokens, cache)
+    mx.eval(cache.arrays())
+
+
+def complete(
+    model: Any, tokens: Sequence[int], cache: SequenceCache, outputs: OutputRows
+) -> mx.array:
+    """Advance a sequence over its prompt's last tokens, and wait for its state and logits.
+
+    Returns:
+        `[1, V]` logits of the token that follows.
+    """
+    with outputs.only([len(tokens) - 1]):
+        logits = _advance(model, tokens, cache)[:, -1]
+    mx.eval(logits, cache.arrays())
+    return logits
+
+
+def _advance(model: Any, tokens: Sequence[int], cache: SequenceCache) -> mx.array:
+    logits: mx.array = model(mx.array([tokens]), cache=cache.layers)
+    cache.add_tokens(len(tokens))
+    cache.detach()
+    return logits
 
 
 class ModelRunner:
@@ -50,21 +75,22 @@ class ModelRunner:
         loaded: the model.
         exact: the same request gives the same tokens, whatever else runs and whatever is
             cached: every step computes with `EXACT_ROWS` rows, and each attends by itself.
-        measured: the folder in which what is measured is kept for later starts, if it is.
-        go_on: called before each call of the model while it is tried out and measured; what it
-            raises ends that. Only what was found out before is kept.
+        measured: the folder that keeps measurements for later starts; None keeps none.
+        go_on: called before each call of the model while it is tried out and measured. An error
+            that it raises ends that; only earlier results are kept.
 
     Attributes:
-        batches: whether sequences decode as rows of one batch. A model for which that would
-            change answers decodes them one by one.
-        one_by_one: why they do not, in words; None if they do.
-        shapes: shapes of batches that have been computed with.
-        profile: what sequences and steps take.
+        batches: sequences decode as rows of one batch. A model for which that would change answers
+            decodes them one by one.
+        one_by_one: the reason against batches, in words; None if there is none.
+        shapes: of all batches so far.
+        profile: memory of sequences and steps.
         resident: bytes that were active when it was made: the weights.
         backend: how it is run.
         limits: the backend's.
-        overlaps: whether the device computes while the host goes on; see `Limits`.
-        placement: where the state of sequences lies.
+        overlaps: see `Limits`.
+        placement: of the sequences' state.
+        rules: of plans.
     """
 
     def __init__(
@@ -83,22 +109,22 @@ class ModelRunner:
         self.backend = loaded.backend
         self.limits = loaded.backend.limits
         self.overlaps = self.limits.overlaps
-        gc.collect()  # what loading left behind would be taken for weights
+        gc.collect()  # garbage of loading would count as weights
         self.resident = resident_bytes()
-        self._outputs = self.backend.prepare(loaded.model)
+        self._outputs = prepare(loaded.model, self.backend)
         with interruptible(loaded.model, go_on) as model:
-            self._probed = self._find_out(loaded, model, measured)
+            self._probed = self._try_out(loaded, model, measured)
         self.use(rules_of(self.limits, self._probed, exact=exact))
 
-    def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Probed:
-        """Try out how the model's sequences run together, and measure what they take."""
+    def _try_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Probed:
+        """Find out how the model's sequences run together, and measure their memory."""
         exact, backend, layout = self._exact, self.backend, loaded.layout
         of = () if measured is None else (loaded.fingerprint, backend)
         probed = probed_once(
             measured, of, lambda: probe(Trials(model, layout), backend, self._outputs)
         )
-        if exact and (probed.mask_axes or not can_separate(layout.open().layers)):
-            probed = Probed(_NOT_APART, head_known=probed.head_known)
+        if exact and (probed.mask_axes or not can_be_exact(layout.open().layers)):
+            probed = Probed(_NOT_EXACT, head_known=probed.head_known)
         self._outputs.known = probed.head_known
         self.one_by_one = probed.one_by_one
         self.batches = self.one_by_one is None
@@ -125,13 +151,8 @@ class ModelRunner:
         self.placement = Placement(self._layout, batch)
 
     def live_within(self, budget: int, *, max_batch: int) -> None:
-        """Have running sequences keep to a budget. None may run yet.
-
-        Args:
-            budget: bytes of all state.
-            max_batch: sequences that run at once.
-        """
-        self.use(rules_within(self.rules, budget, self.profile.sizes, max_batch=max_batch))
+        """Limit running sequences to a budget; see `Rules.within`. None may run yet."""
+        self.use(self.rules.within(budget, self.profile.sizes, max_batch=max_batch))
 
     # -- state -------------------------------------------------------------------------
 
@@ -145,7 +166,7 @@ class ModelRunner:
         return self._layout.open(offset, spans, checkpoint)
 
     def state_form(self) -> StateForm:
-        """The form of the model's state: of a short prompt, which is computed for it."""
+        """Compute a short prompt, and return the form of its state."""
         cache = self.open()
         try:
             self.prefill([0, 0], cache)
@@ -155,7 +176,7 @@ class ModelRunner:
             self.placement.close(cache)
 
     def held_by(self, caches: Iterable[SequenceCache]) -> Held:
-        """What running sequences have of their own."""
+        """Memory of the state that running sequences do not lease."""
         parts = [*[cache.held() for cache in caches], self.placement.held()]
         return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))
 
@@ -170,7 +191,15 @@ class ModelRunner:
         coming: int = 0,
         may_copy: bool = True,
     ) -> StepPlan:
-        """Plan a step for these sequences as they lie now; see `plan_step`."""
+        """Plan a step; see `plan_step`.
+
+        Args:
+            decode: see there, as for those that follow.
+            prefill: see above.
+            completes: the prompt's chunk is its last.
+            coming: see above.
+            may_copy: see above.
+        """
         logits = 0
         if completes and prefill is not None:
             logits = 1 if self._outputs.known else prefill[1]
@@ -185,14 +214,11 @@ class ModelRunner:
         )
 
     def cost(self, plan: StepPlan) -> Held:
-        """What a plan takes at its peak."""
+        """Memory of a plan at its peak."""
         return plan.cost(self.profile)
 
     def prefill(self, tokens: Sequence[int], cache: SequenceCache) -> None:
-        """Advance a sequence over tokens of its prompt, and wait until that is computed.
-
-        The logits are never asked for, so the output layer does not run.
-        """
+        """Advance a sequence over tokens of its prompt, and wait for its state. No logits run."""
         offset = cache.offset
         _, peak = peak_of(lambda: prefill(self._model, tokens, cache))
         self.profile.observe(len(tokens), offset, peak)
@@ -201,13 +227,13 @@ class ModelRunner:
         """Do so over the last tokens of a prompt, at most `max_completing`.
 
         Returns:
-            The logits of what follows.
+            The logits of the token that follows.
         """
         offset = cache.offset
         if self._exact and len(tokens) == 1:
             cache.make_contiguous()  # one query would read spans one by one, however they are cut
         logits, peak = peak_of(lambda: complete(self._model, tokens, cache, self._outputs))
-        # The head's own logits are priced apart.
+        # The plan has a price of its own for the head's logits.
         self.profile.observe(len(tokens), offset, peak - logits.nbytes)
         return ForwardOutput(logits, {})
 
@@ -217,17 +243,14 @@ class ModelRunner:
         return 1 << 62 if self._outputs.known else _FEW_LOGITS
 
     def run(
-        self,
-        plan: StepPlan,
-        caches: Sequence[SequenceCache],
-        tokens: Sequence[NextToken],
+        self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]
     ) -> ForwardOutput:
         """Launch the model as planned, and advance the sequences by a token.
 
         Args:
-            plan: made of these sequences as they lie now.
+            plan: of these sequences in their present places.
             caches: of the sequences that get a token, in the order of the plan.
-            tokens: theirs.
+            tokens: of these.
 
         Returns:
             The logits of their next tokens.
@@ -247,18 +270,13 @@ class ModelRunner:
             except BaseException as error:
                 if call.kind is Kind.BATCH:
                     raise
-                # Those of this call only: the other calls' sequences are advanced, or will be.
+                # Of this call only: the other calls' sequences are advanced, or will be.
                 errors |= dict.fromkeys(range(part.start, part.stop), error)
                 logits.append(None)
             at = part.stop
         return ForwardOutput(stacked(logits, [len(call.sequences) for call in calls]), errors)
 
-    def _call(
-        self,
-        call: Call,
-        caches: Sequence[SequenceCache],
-        tokens: mx.array,
-    ) -> mx.array:
+    def _call(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         if call.kind is Kind.BATCH:
             logits = self._together(call, caches, tokens)
         else:
@@ -268,15 +286,10 @@ class ModelRunner:
             else:
                 logits = self._alone(caches, tokens)
         for cache in caches:
-            cache.advanced(1)
+            cache.add_tokens(1)
         return logits
 
-    def _together(
-        self,
-        call: Call,
-        caches: Sequence[SequenceCache],
-        tokens: mx.array,
-    ) -> mx.array:
+    def _together(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         placement = self.placement
         try:
             placement.apply(call.moves, {cache.number: cache for cache in caches})
@@ -291,7 +304,7 @@ class ModelRunner:
     def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         (cache,) = caches
         logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
-        if self.placement.launches_layers:
+        if self.backend.launches_layers and self.placement.batch is not None:
             launch_in_turn(cache.arrays())
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits
@@ -299,7 +312,8 @@ class ModelRunner:
     def _exactly(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         unused = EXACT_ROWS - len(caches)
         fed = mx.pad(tokens, (0, unused))
-        layers = separate([*[cache.layers for cache in caches], *[None] * unused], self.backend)
+        rows = [*[cache.layers for cache in caches], *[None] * unused]
+        layers = exact_layers(rows, self.backend)
         logits: mx.array = self._model(fed[:, None], cache=layers)[: len(caches), -1, :]
         launch(logits, [cache.arrays() for cache in caches])
         self._note((EXACT_ROWS,))
@@ -307,10 +321,10 @@ class ModelRunner:
 
     @property
     def _has_more_than_logits(self) -> bool:
-        """Whether a step computes state that its logits do not depend on.
+        """True if a step computes state that its logits do not depend on.
 
-        An indexer's, while nothing is chosen by it, would be computed at some later time, and
-        keep all that it is computed from until then.
+        An indexer's state, before it chooses any token, would be computed at some later step, and
+        keep all of its inputs until then.
         """
         return self._layout.has_checkpoints or not self._probed.reads_parts
 
@@ -325,8 +339,9 @@ class ModelRunner:
         """Launch the choice of tokens for some of the sequences that ran.
 
         Args:
-            output: what `run` returned.
-            rows: for each sequence that goes on, by its place, how it samples.
+            output: of `run` or `complete`.
+            rows: for each sequence that continues, by its place, how it samples.
+
 
         Returns:
             One token for each of `rows`, in their order.

@@ -1,53 +1,156 @@
-"""Logits to tokens, one row a request, parameters as arrays.
+"""Logits to tokens: the results of a step, and the choice of one token a row.
 
-Not mlx-lm's samplers: those are compiled with their parameters as constants, so that every
-new temperature costs a compilation (about 0.5 s on the CPU), and they draw from the
-thread's global random state, so that neighbours change each other's answers.
+Parameters are arrays, one row a request. mlx-lm's samplers compile theirs as constants, so that
+every new temperature costs a compilation (about 0.5 s on the CPU), and draw from the thread's
+global random state, so that neighbours change each other's answers.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple, Self, cast
 
 import mlx.core as mx
 import numpy as np
 
-from .outputs import SamplerOutput
-from .params import Row, SamplingParams
+from .params import LogProbs, Row, SamplingParams, Token
+from .runtime import launch
 
 # Below this a draw is greedy but for ties, and dividing by much less overflows to NaN.
 _LEAST_TEMPERATURE = 1e-6
 _MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads consecutive positions over keys
 
 
+class ForwardOutput:
+    """Logits after one token of each of some sequences.
+
+    Attributes:
+        logits: `[sequences, V]`, not yet evaluated; None where all failed.
+        errors: of failed calls, by the place of each of their sequences. Their rows of `logits`
+            mean nothing.
+    """
+
+    def __init__(self, logits: mx.array | None, errors: dict[int, BaseException]) -> None:
+        self.logits = logits
+        self.errors = errors
+
+
+class SamplerOutput:
+    """Chosen tokens, which may still be computed.
+
+    Attributes:
+        tokens: `[rows]` ids.
+        errors: of failed rows, by their number; their tokens mean nothing.
+    """
+
+    def __init__(
+        self,
+        tokens: mx.array,
+        errors: dict[int, BaseException],
+        logprobs: dict[int, tuple[mx.array, mx.array, mx.array]],
+    ) -> None:
+        self.tokens = tokens
+        self.errors = errors
+        self._logprobs = logprobs
+        launch(tokens, list(logprobs.values()))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """The output for no rows."""
+        return cls(mx.zeros(0, mx.uint32), {}, {})
+
+    def read(self) -> list[Token]:
+        """Wait for the tokens."""
+        ids = cast("list[int]", self.tokens.tolist())
+        return [Token(token, self._logprobs_of(row)) for row, token in enumerate(ids)]
+
+    def pending(self, place: int) -> "PendingToken":
+        """Name a token, which may still be computed."""
+        return PendingToken(self, place)
+
+    def _logprobs_of(self, row: int) -> LogProbs | None:
+        if row not in self._logprobs:
+            return None
+        chosen, tokens, values = (array.tolist() for array in self._logprobs[row])
+        return LogProbs(cast("float", chosen), list(zip(tokens, values, strict=True)))  # type: ignore[arg-type]
+
+
+class PendingToken(NamedTuple):
+    """A sampled token, which may still be computed.
+
+    Attributes:
+        output: with the token.
+        place: its number there.
+    """
+
+    output: SamplerOutput
+    place: int
+
+
+NextToken = int | PendingToken
+
+
+def stacked(parts: Sequence[mx.array | None], rows: Sequence[int]) -> mx.array | None:
+    """Join the logits of calls. A call that failed gets other rows, as many as it has."""
+    done = next((part for part in parts if part is not None), None)
+    if done is None or len(parts) == 1:
+        return done
+    return mx.concatenate(
+        [
+            mx.broadcast_to(done[:1], (count, *done.shape[1:])) if part is None else part
+            for part, count in zip(parts, rows, strict=True)
+        ]
+    )
+
+
+def gather(tokens: Sequence[NextToken]) -> mx.array:
+    """Put tokens in one array, `[B]`, without waiting for pending ones.
+
+    Raises:
+        ValueError: pending tokens come from several outputs.
+    """
+    pending = [token for token in tokens if isinstance(token, PendingToken)]
+    if not pending:
+        return mx.array(list(tokens), mx.uint32)  # as outputs are
+    output = pending[0].output
+    if any(token.output is not output for token in pending):
+        raise ValueError("a step's tokens come from one output")
+    known = [token for token in tokens if not isinstance(token, PendingToken)]
+    size, found = len(output.tokens), 0
+    source = []
+    for token in tokens:
+        if isinstance(token, PendingToken):
+            source.append(token.place)
+        else:
+            source.append(size + found)
+            found += 1
+    joined = output.tokens
+    if known:
+        joined = mx.concatenate([joined, mx.array(known, joined.dtype)])
+    return joined if source == list(range(len(joined))) else joined[mx.array(source)]
+
+
+# -- the choice of tokens ----------------------------------------------------------------
+
+
 def sample(
     logits: mx.array, rows: Sequence[Row], vocab_size: int, *, each: bool = False
 ) -> SamplerOutput:
-    """Launch the choice of one token for each row; see `sample_tokens`.
-
-    What one row's sampling raises is that row's own.
+    """Launch the choice of one token for each row; a row's error is in the output.
 
     Args:
-        logits: as for `sample`.
-        rows: likewise.
-        vocab_size: likewise.
+        logits: see `sample_tokens`, as for those that follow.
+        rows: see above.
+        vocab_size: see above.
         each: compute row by row, so that nothing depends on how many there are.
     """
-    if each:
-        return _choice(logits, rows, vocab_size, *_sample_each(logits, rows, vocab_size))
     errors: dict[int, BaseException] = {}
-    try:
-        tokens = sample_tokens(logits, rows, vocab_size)
-    except BaseException:  # noqa: BLE001  (sampling row by row finds out whose it is)
+    tokens = None
+    if not each:
+        # Sampling row by row finds the one that failed.
+        with suppress(BaseException):
+            tokens = sample_tokens(logits, rows, vocab_size)
+    if tokens is None:
         tokens, errors = _sample_each(logits, rows, vocab_size)
-    return _choice(logits, rows, vocab_size, tokens, errors)
-
-
-def _choice(
-    logits: mx.array,
-    rows: Sequence[Row],
-    vocab_size: int,
-    tokens: mx.array,
-    errors: dict[int, BaseException],
-) -> SamplerOutput:
     logprobs: dict[int, tuple[mx.array, mx.array, mx.array]] = {}
     for i, row in enumerate(rows):
         if row.params.top_logprobs is None or i in errors:
@@ -87,7 +190,7 @@ def sample_tokens(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> mx.
     Args:
         logits: `[B, V]`, any float type.
         rows: B rows.
-        vocab_size: tokens that exist; a model's output layer may be padded beyond them.
+        vocab_size: of the tokenizer; a model's output layer may be padded beyond it.
 
     Returns:
         `[B]` token ids, not yet evaluated. A row's token depends on its own logits,
@@ -148,7 +251,7 @@ def _has_penalty(params: SamplingParams) -> bool:
 
 
 def _masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Leave the tokens that rows' masks allow. After biases: none of them allows another."""
+    """Keep the tokens that rows' masks allow. It comes after biases, which allow no others."""
     if all(row.mask is None for row in rows):
         return logits
     words = -(-logits.shape[-1] // 32)
@@ -160,7 +263,7 @@ def _masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def _filtered(scores: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Apply top-k, then top-p, then min-p, each on what the one before left."""
+    """Apply top-k, then top-p, then min-p, each on the result of the one before."""
     if not any(p.top_k or p.top_p < 1.0 or p.min_p for p in (row.params for row in rows)):
         return scores
     vocab_size = scores.shape[-1]

@@ -1,19 +1,167 @@
 """A step as a value: what it moves, computes and keeps, in plain integers, before it runs.
 
-`planner.plan_step` makes one of what runs and where that lies. `StepPlan.cost` says what it takes.
-Only then `ModelRunner.run` executes it, and decides nothing. Nothing here knows MLX, nor does any
-I/O.
+`planner.plan_step` makes one from the running sequences and the places of their state.
+`StepPlan.cost` is its memory. Only then `ModelRunner.run` executes it, and decides nothing. Nothing
+here knows MLX, nor does any I/O.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from .memory_profile import Held, MemoryProfile, PlannedChunk
-from .moves import Move
+from .memory_profile import GROWTH, Held, MemoryProfile, PlannedChunk
 
 EXACT_ROWS = 8
 """Rows of every call of an exact model: products of other shapes round differently."""
+
+
+# -- moves, which come before a call -----------------------------------------------------
+
+
+class Seat(NamedTuple):
+    """The place of a row's own tokens.
+
+    Attributes:
+        limit: of its length class.
+        row: of the class's buffer.
+    """
+
+    limit: int
+    row: int
+
+
+class ClassShape(NamedTuple):
+    """The shape of one length class.
+
+    Attributes:
+        limit: the most tokens of a row.
+        rows: free ones included.
+        positions: tokens that each row has room for now.
+        kept: slots whose rows become the first ones of a new buffer, in order; None if the buffer
+            stays as it is.
+    """
+
+    limit: int
+    rows: int
+    positions: int
+    kept: tuple[int, ...] | None
+
+
+class Leave(NamedTuple):
+    """A sequence gets caches of its own.
+
+    Attributes:
+        sequence: its number, here and in all moves.
+        slot: that it had.
+        offset: tokens that it has computed.
+        tokens: that it does not lease.
+    """
+
+    sequence: int
+    slot: int
+    offset: int
+    tokens: int
+
+    def nbytes(self, profile: MemoryProfile) -> int:
+        """Bytes of the copy of its row."""
+        return profile.sizes.token * self.tokens + profile.captured(self.offset).nbytes
+
+
+class MakeContiguous(NamedTuple):
+    """A sequence's keys are copied into one piece.
+
+    Attributes:
+        tokens: that it has computed.
+    """
+
+    sequence: int
+    tokens: int
+
+    def nbytes(self, profile: MemoryProfile) -> int:
+        """Bytes of the copy, room to grow included, and of one layer's room beside it."""
+        return profile.sizes.suffix(self.tokens) + profile.sizes.one_layer(GROWTH)
+
+
+class Arrange(NamedTuple):
+    """The batch has other shapes, or rows have other places.
+
+    Attributes:
+        rows: free ones included.
+        windows: positions of each window, by its length.
+        renewed: all rows and buffers are dropped first.
+        relocated: rows that move first, each from one slot to another.
+        shapes: of every length class.
+        seats: of every row of before, by its slot.
+        moved: tokens of rows that change their class.
+    """
+
+    rows: int
+    windows: tuple[tuple[int, int], ...]
+    renewed: bool
+    relocated: tuple[tuple[int, int], ...]
+    shapes: tuple[ClassShape, ...]
+    seats: Mapping[int, Seat]
+    moved: int
+
+    def nbytes(self, profile: MemoryProfile) -> int:
+        """Bytes of new buffers, beside the old ones, and of rows that move."""
+        sizes = profile.sizes
+        made = sum(shape.rows * shape.positions for shape in self.shapes if shape.kept is not None)
+        room = dict(self.windows)
+        windows = sum(ring.token * room[ring.window] for ring in sizes.rings)
+        fixed = (self.rows + len(self.relocated)) * sizes.fixed
+        return sizes.token * (made + self.moved) + self.rows * windows + fixed
+
+
+class Enter(NamedTuple):
+    """A sequence gets a row of the batch.
+
+    Attributes:
+        slot: of the row.
+        offset: tokens that it has computed.
+        seat: of its own tokens; None where no layer keeps all.
+        begin: the row's first own token. Leased tokens from there on are copied.
+        tokens: of the row's own.
+    """
+
+    sequence: int
+    slot: int
+    offset: int
+    seat: Seat | None
+    begin: int
+    tokens: int
+
+    def nbytes(self, profile: MemoryProfile) -> int:
+        """Bytes of its windows, which are put in order before they are written into the row."""
+        return profile.sizes.in_windows(self.offset)
+
+
+class Share(NamedTuple):
+    """A row reads another part of its prefix where the trie has it.
+
+    Attributes:
+        slot: of the row.
+        begin: the row's first own token from now on. Tokens between this and the first one until
+            now are copied into the row, or dropped.
+        tokens: of the row's own, afterwards.
+    """
+
+    sequence: int
+    slot: int
+    begin: int
+    tokens: int
+
+    def nbytes(self, profile: MemoryProfile) -> int:
+        """No bytes besides the row's own."""
+        del profile
+        return 0
+
+
+Move = Leave | MakeContiguous | Arrange | Enter | Share
+
+
+# -- calls -------------------------------------------------------------------------------
 
 
 class PrefixGroup(NamedTuple):
@@ -48,14 +196,14 @@ class Call:
     Attributes:
         kind: how it runs.
         sequences: numbers of those that get a token, in the order of their tokens.
-        moves: what comes before, in order.
+        moves: before the call, in order.
         rows: that are computed, free ones included.
         context: the most tokens that a row looks at.
         growing: sequences whose own caches grow.
-        changing: tokens seen by those whose windows get other arrays.
+        changing: tokens of each sequence whose windows get other arrays.
         slots: of `sequences`, in a batch.
         groups: rows that read the same spans there.
-        regroups: whether these differ from those of the step before.
+        regroups: these differ from those of the step before.
         gathered: tokens that each layer puts together for each row, where the model attends by
             itself.
     """
@@ -73,7 +221,7 @@ class Call:
     gathered: int = 0
 
     def nbytes(self, profile: MemoryProfile) -> int:
-        """What it takes at its peak, besides what it computes with and drops."""
+        """Bytes of its state at the peak, besides the arrays that computing needs for a while."""
         sizes = profile.sizes
         taken = sum(move.nbytes(profile) for move in self.moves)
         taken += sizes.growth * self.growing
@@ -85,6 +233,9 @@ class Call:
         if self.gathered:
             taken += profile.put_together(self.rows, self.gathered)
         return taken
+
+
+# -- plans -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,7 +251,7 @@ class DecodePlan:
     overlaps: bool
 
     def cost(self, profile: MemoryProfile) -> Held:
-        """What it takes at its peak."""
+        """Memory at its peak."""
         rows = sum(call.rows for call in self.calls)
         context = max(max(call.context, call.gathered) for call in self.calls)
         taken = sum(call.nbytes(profile) for call in self.calls)
@@ -124,23 +275,18 @@ class PrefillPlan:
     logits: int = 0
 
     def cost(self, profile: MemoryProfile) -> Held:
-        """What it takes at its peak."""
+        """Memory at its peak."""
         return profile.prefill(self.chunk, logits=self.logits)
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does: tokens for those who decode, and a chunk of a prompt.
-
-    Attributes:
-        decode: the former.
-        prefill: the latter.
-    """
+    """One step: tokens for the sequences that decode, and a chunk of a prompt."""
 
     decode: DecodePlan | None
     prefill: PrefillPlan | None
 
     def cost(self, profile: MemoryProfile) -> Held:
-        """What it takes at its peak, over what is held before it."""
+        """Memory at its peak, over the state before it."""
         parts = [part.cost(profile) for part in (self.decode, self.prefill) if part is not None]
         return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))

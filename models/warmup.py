@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import structlog
 
-from .kv.packed import PackedCheckpoint
+from .kv.checkpoints import PackedCheckpoint
 from .kv.sequence_cache import SequenceCache
 from .kv.spans import PackedSpan
-from .outputs import NextToken
 from .params import Row, SamplingParams
 from .runner import ModelRunner
+from .sampling import NextToken
 
 SECONDS = 40.0
 """No call begins after this time."""

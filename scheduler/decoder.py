@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import structlog
 
-from ..models.outputs import ForwardOutput, PendingToken, SamplerOutput
 from ..models.params import Token
 from ..models.runner import ModelRunner
+from ..models.sampling import ForwardOutput, PendingToken, SamplerOutput
 from ..models.step_plan import StepPlan
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle, Step

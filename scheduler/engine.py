@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from ..cachestore.restoration import Known
-from ..models.outputs import ForwardOutput
 from ..models.runner import ModelRunner
+from ..models.sampling import ForwardOutput
 from ..models.step_plan import StepPlan
 from .decoder import Decoder
 from .kv_cache_manager import KVCacheManager

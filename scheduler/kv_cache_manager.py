@@ -181,7 +181,7 @@ class KVCacheManager:
         placement, cache, tokens = self._runner.placement, self.caches[sequence], sequence.computed
         if self._take_back(lease, cache, tokens):
             lease.publish(tokens, placement.suffix_span(cache))
-            placement.replace_own(cache, lease.spans())
+            placement.lease(cache, lease.spans())
         lease.reached = len(tokens)  # or memory is short, and the next tokens are tried
 
     def _take_back(self, lease: Lease, cache: "SequenceCache", tokens: Tokens) -> bool:

@@ -111,10 +111,6 @@ class FakePlacement:
     def suffix_span(self, cache: object, tokens: int | None = None) -> None:
         """There is nothing to hand over."""
 
-    def replace_own(self, cache: object, spans: object) -> None:
-        """Nothing is published."""
-        raise NotImplementedError("a fake's state is not kept")
-
     def close(self, cache: object) -> None:
         """No sequence has a slot."""
 

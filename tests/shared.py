@@ -20,8 +20,7 @@ import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.models import runner
-from umbel.models.backends import Backend
-from umbel.models.backends.metal import METAL
+from umbel.models.backends.base import METAL, Backend
 
 from . import zoo
 

@@ -60,7 +60,7 @@ NAMES_DEVICES = {
 # What may be imported of models/backends by whom: a folder ends in a slash.
 BACKENDS = "models.backends"
 OF_BACKENDS = {
-    "models/": frozenset({"Backend", "Limits", "Name", "Softmax", "choose", "limits_of"}),
+    "models/": frozenset({"Limits", "Name", "choose", "limits_of"}),
     "scheduler/": frozenset({"Limits"}),
     "daemon/": frozenset({"Limits", "limits_of"}),
 }
@@ -68,12 +68,13 @@ REPORTS_THE_DEVICE = frozenset(
     {"daemon/observability/daemon_metrics.py", "daemon/cli/doctor.py", "daemon/models/fit.py"}
     | {"daemon/models/loader.py", "daemon/observability/status.py", "models/runtime.py"}
 )
-# Modules of models/backends that are no backend, and what may import them.
+# Modules of models/backends that others may import, and which.
 NO_BACKENDS = {
+    "base": ("models/",),
     "blas": ("models/__init__.py",),
     "environment": ("models/__init__.py",),
     "memory": ("models/runtime.py", "daemon/models/memory_budget.py", "daemon/models/fit.py"),
-    "output_rows": ("models/",),
+    "prepare": ("models/",),
 }
 # The most attributes that an instance has: what a reader must hold of it.
 ATTRIBUTES = {
@@ -217,7 +218,7 @@ def device_faults(module: str, source: str) -> list[str]:
             if named or (isinstance(node, ast.Attribute) and node.attr in OF_DEVICES):
                 faults.append(f"{module}: {ast.unparse(node)}: only backends name a device")
     if any(part.attr == "__class__" for node in ast.walk(tree) for part in _attributes(node)):
-        faults.append(f"{module}: only Backend.prepare changes a layer's class")
+        faults.append(f"{module}: only prepare changes a layer's class")
     package = module.split("/")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -406,7 +407,7 @@ def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> N
         ("scheduler/engine.py", "from ..models.backends import choose"),
         ("scheduler/engine.py", "from ..models.backends.memory import gpu_memory"),
         ("daemon/models/assembly.py", "from ...models.backends import Backend"),
-        ("daemon/models/assembly.py", "from ...models.backends.metal import METAL"),
+        ("daemon/models/assembly.py", "from ...models.backends.base import METAL"),
     ],
 )
 def test_planted_device_is_found(module: str, source: str) -> None:
@@ -418,7 +419,7 @@ def test_planted_device_is_found(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("models/backends/cuda/__init__.py", 'mx.fast.cuda_kernel(name="cuda")'),
-        ("models/runner.py", "from .backends import Backend, choose"),
+        ("models/runner.py", "from .backends import Limits, choose"),
         ("scheduler/engine.py", "from ..models.backends import Limits"),
         ("daemon/models/assembly.py", "from ...models.backends import Limits, limits_of"),
         ("daemon/observability/status.py", "from ..models.backends import device_name"),

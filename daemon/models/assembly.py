@@ -17,7 +17,7 @@ from ...cachestore.pool import MemoryPool
 from ...cachestore.prefix_cache import PrefixCache
 from ...cachestore.state import Layout
 from ...models.backends import Limits
-from ...models.kv.stored import DiskCodec
+from ...models.kv.disk_format import DiskCodec
 from ...models.load.loader import LoadedModel, LoadPhase
 from ...models.runner import ModelRunner
 from ...models.runtime import keep_freed_memory

@@ -1,8 +1,8 @@
 """Attention over segments that lie apart: a prefix that is only read, and a suffix.
 
-Put by `models.prepare` in the place of mlx-lm's `scaled_dot_product_attention`. It takes over
-where one token attends without a mask and its layer has a prefix; all else goes on to mlx-lm's
-own function, which gets keys and values in one piece.
+`backends.prepare` puts it in the place of mlx-lm's `scaled_dot_product_attention`. It takes over
+where rows of a batch attend, and where one token attends without a mask and its layer has a prefix.
+All else goes on to the backend, with keys and values in one piece.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
-from ..backends import Backend
+from ..backends.base import Backend
 from ..errors import NotBatchableError
-from ..kv.token_layer import QuantizedTokenLayerCache, Tensors, TokenLayerCache
+from ..kv.spans import Tensors
+from ..kv.token_layer import QuantizedTokenLayerCache, TokenLayerCache
 from ..runtime import launch
-from .batched import BatchedLayer
-from .cascade import merge, part_of, scores_of
-from .fetched import Keys, RotatedQueries
-from .products import PLAIN, Products
-from .quantized import QuantizedProducts
+from .layers import BatchedLayer, Keys, RotatedQueries
+from .parts import PLAIN, Products, Quantized, merge, part_of, scores_of
 
 _fused = base.scaled_dot_product_attention
 
@@ -59,6 +57,9 @@ class Attention:
 
         Returns:
             `[rows, heads, tokens, size of a value]`.
+
+        Raises:
+            NotBatchableError: the model passes rows of a batch a mask that these have not made.
         """
         if self.backend.launches_layers and queries.shape[2] > 1:
             launch(queries)  # with all that is before it
@@ -72,11 +73,11 @@ class Attention:
                 )
             return layer.attend(queries, keys, scale, sinks, mask)
         if isinstance(cache, TokenLayerCache):
-            segments = cache.segments(keys)  # in any case: what it fetched is let go by it
+            segments = cache.segments(keys)  # in any case: it drops what it fetched
             if segments is not None and cache.prefix and mask is None and queries.shape[2] == 1:
-                products: Products = PLAIN
+                products = PLAIN
                 if isinstance(cache, QuantizedTokenLayerCache):
-                    products = QuantizedProducts(cache.quantization)
+                    products = Quantized(cache.quantization)
                 return over_segments(queries, segments, scale, sinks, self.backend, products)
         if isinstance(keys, mx.array):
             return self.backend.attend(queries, keys, values, scale, mask, sinks)
@@ -94,12 +95,11 @@ def over_segments(
 ) -> mx.array:
     """Attend from one token to several segments, with one softmax over all of them.
 
-    The scores of a token are small, so they are joined; keys and values are read where
-    they lie.
+    The scores of a token are small, so they are joined; keys and values are read where they lie.
 
     Args:
         queries: `[1, heads, 1, size]`.
-        segments: `(keys, values)` each, `[1, kv_heads, tokens, size]`, or what `products` reads.
+        segments: tensors that `products` reads, of `[1, kv_heads, tokens, size]` each.
         scale: of the scores.
         sinks: `[heads]`, or None.
         backend: how it is computed.

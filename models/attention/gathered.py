@@ -2,19 +2,16 @@
 
 For models whose attention is their own: soft caps (gemma2), an indexer that picks tokens
 (deepseek_v32), MLX's kernel called directly (plamo2). They get what a single sequence would get,
-all keys and values, of all rows in one array, and a mask that leaves out what is not a row's own.
-The array is made anew in each step and layer, so memory holds it for one layer at a time.
+all keys and values, of all rows in one array, and a mask that leaves out other rows' tokens. The
+array is made in each layer of each step, so memory holds it for one layer at a time.
 """
-
-from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import NotBatchableError
 from ..kv.length_classes import LengthClasses
-from ..kv.spans import SpanRun
-from .batched import RowsLayer, Shared, Step
+from .rows import RowsLayer, Step
 
 
 class Gathering:
@@ -31,7 +28,7 @@ class Gathering:
         self._step = step
         self._own = own
         self._axes = mask_axes
-        self._leased: tuple[int, mx.array | None] = (-1, None)
+        self._leased: tuple[int, mx.array | None] = (-1, None)  # a mask, and the plan it is of
 
     def mask(self) -> mx.array:
         """Where each row may look in this step: `[rows, 1, .., 1, tokens]`."""
@@ -52,82 +49,73 @@ class Gathering:
         Args:
             layer: its number among those that spans hold.
             number: of the tensor.
-            own: what is the rows' own of it, `[rows, heads, positions, size]`.
+            own: the rows' own part of it, `[rows, heads, positions, size]`.
 
         Returns:
             `[rows, heads, tokens, size]`.
         """
         own = self._own.in_order([own])
-        rows = len(own)
-
-        def read(spans: Sequence[SpanRun]) -> list[mx.array]:
-            # After the step's own: or all layers could be put together before the first is read.
-            return [mx.depends(span.layer(layer)[number], own) for span in spans]
-
-        parts = [
-            mx.broadcast_to(part, (rows, *part.shape[1:]))
-            for spans, _ in self._shared
-            for part in read(spans)
-        ]
-        return mx.concatenate([*parts, own], axis=2) if parts else own
-
-    @property
-    def _shared(self) -> list[Shared]:
-        return self._step.shared
+        leased = [run.layer(layer)[number] for runs, _ in self._step.shared for run in runs]
+        # After the step's own: or all layers could be put together before the first is read.
+        parts = [mx.depends(part, own) for part in leased]
+        spread = [mx.broadcast_to(part, (len(own), *part.shape[1:])) for part in parts]
+        return mx.concatenate([*spread, own], axis=2) if parts else own
 
     def _mask_of_leased(self) -> mx.array | None:
-        tokens = sum(_length(spans) for spans, _ in self._shared)
-        if not tokens:
+        lengths = [sum(run.length for run in runs) for runs, _ in self._step.shared]
+        if not any(lengths):
             return None
-        seen = np.zeros((len(self._step.positions), tokens), np.bool_)
+        seen = np.zeros((len(self._step.positions), sum(lengths)), np.bool_)
         start = 0
-        for spans, members in self._shared:
-            stop = start + _length(spans)
+        for (_, members), length in zip(self._step.shared, lengths, strict=True):
             rows = slice(None) if members is None else np.array(members)
-            seen[rows, start:stop] = True
-            start = stop
+            seen[rows, start : start + length] = True
+            start += length
         return mx.array(seen)
 
 
-class GatheredTokenLayer(RowsLayer):
+class GatheredTokenLayer(RowsLayer[LengthClasses]):
     """Full-attention rows of a model that attends by itself.
 
     Args:
+        step: of the batch.
+        own: see `Gathering`.
         gathering: of the batch.
         index: the layer's number among those that spans hold.
     """
 
-    def __init__(
-        self, step: Step, own: LengthClasses, first: int, gathering: Gathering, index: int
-    ) -> None:
-        super().__init__(step, first)
-        own.keys_weigh()  # who knows what the model does with them
-        self._own = own
+    def __init__(self, step: Step, own: LengthClasses, gathering: Gathering, index: int) -> None:
+        super().__init__(step, own)
+        own.keys_weigh()  # the model may use them in any way
         self._gathering = gathering
         self._index = index
 
     @property
     def keys(self) -> mx.array | None:
         """The rows' own keys; some models order their work by them."""
-        return self._tensor(self._first)
+        return self.own.members[0].buffer.tensors[self.first]
 
     @keys.setter
     def keys(self, value: mx.array) -> None:
-        self._own.members[0].buffer.tensors[self._first] = value
+        self.own.members[0].buffer.tensors[self.first] = value
 
     @property
     def values(self) -> mx.array | None:
         """The rows' own values; an indexer has none, and says so."""
-        return self._tensor(self._first + 1)
+        return self.own.members[0].buffer.tensors[self.first + 1]
 
     @values.setter
     def values(self, value: mx.array) -> None:
-        self._own.members[0].buffer.tensors[self._first + 1] = value
+        self.own.members[0].buffer.tensors[self.first + 1] = value
 
     def make_mask(
         self, tokens: int, *, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """Mask what is padding, and what others hold."""
+        """Mask padding, and other rows' tokens.
+
+        Raises:
+            NotBatchableError: the model asks for a window.
+        """
         del return_array
         if tokens != 1 or window_size is not None:
             raise NotBatchableError("the model asks for a window over keys that are kept for ever")
@@ -137,20 +125,7 @@ class GatheredTokenLayer(RowsLayer):
         """Append a token a row; return all keys and values."""
         self._written = True
         first, second = (
-            self._gathering.gather(
-                self._index, number, *self._own.append(self._first + number, new)
-            )
+            self._gathering.gather(self._index, number, *self.own.append(self.first + number, new))
             for number, new in enumerate((keys, values))
         )
         return first, second
-
-    def arrays(self) -> Sequence[mx.array]:
-        """See `RowsLayer`."""
-        return self._own.arrays_of(self._first, self._count)
-
-    def _tensor(self, number: int) -> mx.array | None:
-        return self._own.members[0].buffer.tensors[number]
-
-
-def _length(spans: Sequence[SpanRun]) -> int:
-    return sum(span.length for span in spans)

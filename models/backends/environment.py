@@ -1,15 +1,14 @@
 """The environment that MLX reads when it starts: bounds, and the folder of compiled code.
 
 MLX's CPU backend writes compiled functions to `mlx/VERSION/cpu` in the system's temporary folder,
-and loads any file there that has the name of a function, whichever user wrote it. Its CUDA backend
-does so in `mlx/VERSION/ptx`, unless `MLX_PTX_CACHE_DIR` is set. The temporary folder is `TMPDIR`,
-which MLX reads each time.
+`TMPDIR`, and loads any file there that has the name of a function, whichever user wrote it. Its
+CUDA backend does so in `mlx/VERSION/ptx`, unless `MLX_PTX_CACHE_DIR` is set.
 
 MLX compiles to a file under its final name. A process that is killed while it compiles, or a
-machine that loses power, leaves a part of one. MLX would load that at each later start, which is an
-error or the end of the process (SIGBUS), and a look at the file cannot tell a part from the whole.
-So each process has a mark in the folder while it runs. The next start removes code that is younger
-than a mark left behind, and MLX compiles it again.
+machine that loses power, leaves a partial file. Each later start would load it, and fail or end
+(SIGBUS); no check tells a partial file from a whole one. So each process has a mark in the folder
+while it runs. The next start removes code that is younger than a mark left behind, and MLX compiles
+it again.
 """
 
 import atexit
@@ -42,8 +41,8 @@ class KernelFolder:
     """The folder that MLX loads compiled code from.
 
     Attributes:
-        path: where.
-        fault: why the folder that was to have it is not used; empty if it is.
+        path: of the folder.
+        fault: why this is not the intended folder; empty if it is.
     """
 
     path: Path
@@ -53,12 +52,11 @@ class KernelFolder:
 def set_bounds() -> None:
     """Raise the bounds of MLX's CUDA caches, and let them miss any number of times.
 
-    Its caches of graphs and of attention plans count the misses of the whole life of a process, and
-    raise "Cache thrashing is happening" after twice as many as they hold (`lru_cache.h` of MLX
-    0.32): 800 kinds of graphs, or 512 shapes. A daemon reaches any such number. A step of a model
-    of 32 layers is fourteen graphs; on an H200 one takes 1.8 ms to make and 2.1 ms to destroy.
-    Prompts of up to 32,768 tokens meet 330 plans for each kind of attention. A value that the user
-    has set stays.
+    MLX counts the misses of a process in its caches of graphs and attention plans, and raises
+    "Cache thrashing is happening" after twice as many as they hold (`lru_cache.h` of MLX 0.32): 800
+    kinds of graphs, or 512 shapes. A daemon reaches any such number. A step of a model of 32 layers
+    is fourteen graphs; on an H200 one takes 1.8 ms to make and 2.1 ms to destroy. Prompts of up to
+    32,768 tokens have 330 plans for each kind of attention. Values that the user has set stay.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -67,8 +65,7 @@ def set_bounds() -> None:
 def keep_kernels() -> KernelFolder:
     """Make MLX compile to umbel's cache folder, or to a new folder if other users can change that.
 
-    Python's own temporary files stay where they were. Programs that this process starts get the
-    folder as their temporary one.
+    Python's own temporary files stay where they were. Child processes inherit the folder as TMPDIR.
     """
     with suppress(OSError):
         tempfile.gettempdir()  # remembered by Python from now on
@@ -93,7 +90,7 @@ def _choose(folder: Path) -> KernelFolder:
 
 
 def _prepared(folder: Path) -> Path:
-    """Make the folder, remove what a killed process may have left incomplete, and mark it."""
+    """Make the folder, remove files that a killed process may have left partial, and mark it."""
     folder = private_folder(folder)
     for mark in folder.glob(f"{_MARK}*"):
         _clear_after(mark)
@@ -105,7 +102,7 @@ def _prepared(folder: Path) -> Path:
 
 def _clear_after(mark: Path) -> None:
     """Remove code that is younger than a mark, unless the process of that mark still runs."""
-    with suppress(OSError), mark.open() as file:  # another start has removed it, or it is locked
+    with suppress(OSError), mark.open() as file:  # another start removed it, or it is locked
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         begun = os.fstat(file.fileno()).st_mtime_ns
         for path in mark.parent.rglob("*"):
@@ -115,7 +112,6 @@ def _clear_after(mark: Path) -> None:
 
 
 def _passing() -> Path:
-    """A folder for as long as the process lives."""
     try:
         made = Path(tempfile.mkdtemp(prefix="umbel-kernels-"))
     except OSError:

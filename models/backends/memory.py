@@ -11,7 +11,7 @@ NO_LIMIT = 1 << 62
 """Allocations of a process, where the device does not bound them."""
 
 _WIRED_BELOW, _WIRED_FROM = (2, 3), (3, 4)
-"""The part of a Mac's memory that its GPU may wire, below and from this size on."""
+"""The part of a Mac's memory that its GPU may wire, below and from `_LARGE_MAC` bytes on."""
 _LARGE_MAC = 36 * 10**9
 
 
@@ -20,8 +20,8 @@ class DeviceMemory:
     """The memory of a device, in bytes.
 
     Attributes:
-        name: of the memory.
-        total: all of it.
+        name: for people.
+        total: of the device.
         recommended: upper bound for one process.
         headroom: part of it that is left to other programs and the allocator.
         buffers: allocations that a process may have.
@@ -39,36 +39,29 @@ class DeviceMemory:
         return self.recommended - self.headroom
 
     def budget(self, resident: int, bodies: int) -> int:
-        """Bytes that are left for state; 0 or less if none are.
-
-        Args:
-            resident: bytes of the weights.
-            bodies: bytes that request bodies may take.
-        """
+        """Bytes for state beside the weights and the largest request bodies; 0 or less if none."""
         return self.usable - resident - bodies
 
 
 def host_memory(total: int) -> DeviceMemory:
-    """Describe the memory of a machine whose CPU computes."""
-    # Other programs live here too.
+    """Describe the memory of a machine whose CPU computes, beside other programs."""
     return DeviceMemory("host memory", total, total, total // 4, NO_LIMIT)
 
 
 def gpu_memory(name: str, total: int, recommended: int, buffers: int = NO_LIMIT) -> DeviceMemory:
-    """Describe what a GPU computes in."""
+    """Describe a GPU's memory. A quarter of its allocations is left to the step that runs."""
     headroom = max(1 << 29, recommended // 16)
-    # What a step computes has buffers too: a part is left for them.
     return DeviceMemory(name, total, recommended, headroom, buffers * 3 // 4)
 
 
 def mac_memory(total: int) -> DeviceMemory:
-    """Describe a Mac of this size whose limits are macOS's own: what its GPU may wire is less."""
+    """Describe a Mac of this size, with macOS's own limit of what a GPU may wire."""
     part, of = _WIRED_BELOW if total < _LARGE_MAC else _WIRED_FROM
     return gpu_memory("metal memory", total, total * part // of)
 
 
 def device_memory() -> DeviceMemory:
-    """Ask the device, or the operating system where MLX computes on the CPU."""
+    """Read the device's memory, or the system's where MLX computes on the CPU."""
     import mlx.core as mx  # noqa: PLC0415  (planning for another machine needs no MLX)
 
     if device_name() == "cpu":

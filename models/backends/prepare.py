@@ -4,35 +4,76 @@ A layer of mlx-lm calls functions of its Python module, such as `scaled_dot_prod
 layer of a prepared model has a subclass as its class, whose methods are mlx-lm's and see umbel's
 functions under these names. mlx-lm's Python modules and classes stay as they are, so several
 models of one family can be prepared in different ways in one process.
+
+The layer that computes logits does so for some tokens only, if asked: mlx-lm's compute those of
+every token, a product with the whole vocabulary for each, and a prompt needs the last one's.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import update_wrapper
 from types import FunctionType
 from typing import Any
 
+import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models import activations, base, gated_delta
 from mlx_lm.models.cache import ChunkedKVCache
 
 from ..attention.binding import Attention
-from ..attention.chunked import CountsByRow
-from . import Backend
-from .output_rows import OutputRows, head_class
+from ..attention.rows import CountsByRow
+from .base import Backend
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": base.scaled_dot_product_attention,
     "swiglu": activations.swiglu,
     "gated_delta_update": gated_delta.gated_delta_update,
 }
-"""Functions of mlx-lm that others take the place of, by their name."""
+"""mlx-lm's functions that are replaced, by their name."""
+
+_HEADS = ("lm_head", "output", "embed_out")
+"""mlx-lm's names for the layer that computes logits, where that is not the embedding."""
 
 _ORIGINAL = "_mlx_lm_class"
-"""Attribute of a layer whose class is not mlx-lm's any more: the class that it had."""
+"""Attribute of a layer with another class than mlx-lm's: the class that it had."""
 
 _BACKEND, _OUTPUTS = "_prepared_for", "_output_rows"
 """Attributes of a model: the backend that it is prepared for, and the choice of its logits."""
+
+
+class OutputRows:
+    """The tokens of a model's call that have logits: all, except in a block of `only`.
+
+    Attributes:
+        known: the layer that computes logits is known; without it all tokens always have some.
+    """
+
+    def __init__(self) -> None:
+        self.known = True
+        self._rows: mx.array | None = None
+
+    def of(self, hidden: mx.array) -> mx.array:
+        """Choose tokens of `[rows, tokens, size]`: `[chosen, 1, size]`, or all as they are."""
+        if self._rows is None:
+            return hidden
+        return hidden.reshape(-1, 1, hidden.shape[-1])[self._rows]
+
+    @contextmanager
+    def only(self, rows: Sequence[int]) -> Iterator[None]:
+        """Compute the logits of these tokens only, if `known`, until the block ends.
+
+        Args:
+            rows: their numbers, counted through all rows of a call.
+        """
+        self._rows = mx.array(list(rows)) if self.known else None
+        try:
+            yield
+        finally:
+            self._rows = None
 
 
 def prepare(model: Any, backend: Backend) -> OutputRows:
@@ -42,7 +83,7 @@ def prepare(model: Any, backend: Backend) -> OutputRows:
 
     Args:
         model: mlx-lm's.
-        backend: whose operations.
+        backend: with the operations.
 
     Returns:
         The choice of tokens that have logits; the same object for each call with this model.
@@ -56,7 +97,7 @@ def prepare(model: Any, backend: Backend) -> OutputRows:
     restore(model)
     classes = _Classes(backend)
     for name, layer in _layers(model):
-        original, head = type(layer), head_class(name, layer)
+        original, head = type(layer), _head_class(name, layer)
         if head is not None:
             vars(layer)["outputs"] = outputs
         kind = head or classes.of(layer)
@@ -88,12 +129,37 @@ def _layers(model: Any) -> Iterator[tuple[str, Any]]:
     return iter(seen.values())
 
 
-class _Classes:
-    """Makes the classes of one model's layers.
+class _Head:
+    """A layer with the logits of chosen tokens: `[rows, tokens, V]` or `[chosen, 1, V]`."""
 
-    Args:
-        backend: whose operations its layers call.
-    """
+    outputs: OutputRows
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        logits: mx.array = super().__call__(self.outputs.of(hidden))  # type: ignore[misc]
+        return logits
+
+
+class _Tied:
+    """An embedding with the same."""
+
+    outputs: OutputRows
+
+    def as_linear(self, hidden: mx.array) -> mx.array:
+        logits: mx.array = super().as_linear(self.outputs.of(hidden))  # type: ignore[misc]
+        return logits
+
+
+def _head_class(name: str, layer: Any) -> type | None:
+    kind = type(layer)
+    if kind in {Embedding, QuantizedEmbedding}:
+        return type(kind.__name__, (_Tied, kind), {})
+    if kind in {Linear, QuantizedLinear} and name in _HEADS:
+        return type(kind.__name__, (_Head, kind), {})
+    return None
+
+
+class _Classes:
+    """The classes of one model's layers, which call a backend's operations."""
 
     def __init__(self, backend: Backend) -> None:
         self._convolution = backend.convolution
@@ -143,7 +209,6 @@ class _Classes:
 
 
 def _with_globals(function: FunctionType, seen: dict[str, Any]) -> FunctionType:
-    """The same function, which sees other globals."""
     same = FunctionType(
         function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
     )

@@ -1,56 +1,49 @@
-"""The buffers of a batch: what its rows have of their own, and one step of the model for all.
+"""The buffers of a batch: its rows' own state, and one step of the model for all.
 
-A span that several rows read is read where it lies, once for all of them. What a row reads alone
-is written into the row when it enters, and grows there. Which row is whose, and when they move, is
-`Placement`'s to know and `plan_step`'s to decide.
+A span that several rows read is read where it lies, once for all of them. Spans that a row reads
+alone are copied into the row when it enters, and it grows there. `Placement` knows which row is
+whose, and `plan_step` decides when rows move.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
 
-from ..attention.batched import RowsLayer, Step
-from ..backends import Backend
+from ..attention.gathered import GatheredTokenLayer, Gathering
+from ..attention.rows import (
+    BatchedChunkLayer,
+    BatchedQuantizedLayer,
+    BatchedTokenLayer,
+    BatchedWindowLayer,
+    RowsLayer,
+    Step,
+)
+from ..backends.base import Backend
+from ..errors import NotBatchableError
 from ..memory_profile import Held
-from ..moves import Arrange, Seat
 from ..runtime import launch, launch_in_turn
-from .alignment import aligned
-from .batch_layers import BatchLayers
-from .non_trimmable import in_order, make_chunk, make_ring
+from ..step_plan import Arrange, Seat
+from .checkpoints import in_order, live_window
+from .length_classes import LengthClasses
 from .recurrent import BatchedRecurrentLayer
+from .ring_buffer import RingBuffer
 from .sequence_cache import layer_caches_of
-from .spans import SpanRun
-from .token_layer import TokenParts
-
-
-class Entering(NamedTuple):
-    """The state of a sequence that gets a row.
-
-    Attributes:
-        slot: of the row.
-        seat: of its own tokens; None where no layer keeps all.
-        own: for the tensors of each token-addressable layer in turn, their parts, oldest first;
-            empty where the row has no tokens of its own.
-        layers: its non-trimmable layer caches, mlx-lm's.
-    """
-
-    slot: int
-    seat: Seat | None
-    own: Sequence[Sequence[mx.array]]
-    layers: Sequence[Any]
+from .spans import SpanRun, TokenParts
+from .token_layer import QuantizedTokenLayerCache, TokenLayerCache
 
 
 class BatchCache:
     """State of sequences that decode together, a row each.
 
     Attributes:
-        layers: argument of the model.
+        layers: argument of the model: a layer of rows in the place of each layer cache.
         rows: number of rows, free ones included.
         own: the rows' own tokens of layers that keep all; None if the model has none.
         token_layers: number of layers that keep all.
-        windows: those of layers with a window, by its length.
+        windows: buffers of layers with a window, by its length.
         chunked: lengths of those windows that are emptied when a chunk begins.
 
     Args:
@@ -65,15 +58,52 @@ class BatchCache:
 
     def __init__(self, like: Sequence[Any], device: Backend, *, mask_axes: int = 0) -> None:
         self.rows = 0
+        self.token_layers = 0
+        self.windows: dict[int, RingBuffer] = {}
+        self.chunked: set[int] = set()
         self._step = Step(device)
-        made = BatchLayers(like, self._step, mask_axes=mask_axes)
-        self.layers, self.windows, self.chunked = made.layers, made.windows, made.chunked
-        self._own, self._non_trimmable = made.own, made.non_trimmable
-        self.own = made.own if made.token_layers else None
-        self.token_layers = len(made.token_layers)
+        self._own = LengthClasses()
+        self._gathering = Gathering(self._step, self._own, mask_axes) if mask_axes else None
+        self.layers = [self._layer(cache) for cache in like]
+        self.own = self._own if self.token_layers else None
         self._leaves = list(layer_caches_of(self.layers))
         self._attending = [each for each in self._leaves if isinstance(each, RowsLayer)]
         self._recurrent = [each for each in self._leaves if isinstance(each, BatchedRecurrentLayer)]
+        whole = BatchedWindowLayer | BatchedRecurrentLayer
+        self._non_trimmable = [each for each in self._leaves if isinstance(each, whole)]
+
+    def _layer(self, cache: Any) -> Any:
+        step = self._step
+        if type(cache) is CacheList:
+            return CacheList(*[self._layer(part) for part in cache.caches])
+        if isinstance(cache, TokenLayerCache):
+            return self._token_layer(cache)
+        if type(cache) is RotatingKVCache and not cache.keep:
+            if cache.max_size in self.chunked:
+                raise NotBatchableError("windows and chunks of one length")
+            return BatchedWindowLayer(step, self._window(cache.max_size))
+        if type(cache) is ChunkedKVCache:
+            self.chunked.add(cache.chunk_size)
+            return BatchedChunkLayer(step, self._window(cache.chunk_size))
+        if type(cache) is ArraysCache:
+            return BatchedRecurrentLayer(len(cache.cache))
+        raise NotBatchableError(
+            f"a layer keeps its state in a {type(cache).__name__}, which has no rows"
+        )
+
+    def _window(self, length: int) -> RingBuffer:
+        return self.windows.setdefault(length, RingBuffer(length))
+
+    def _token_layer(self, cache: TokenLayerCache) -> RowsLayer[LengthClasses]:
+        index = self.token_layers
+        self.token_layers += 1
+        if isinstance(cache, QuantizedTokenLayerCache):
+            if self._gathering is not None:
+                raise NotBatchableError("the model attends by itself, and its keys are quantised")
+            return BatchedQuantizedLayer(self._step, self._own, index, cache.quantization)
+        if self._gathering is not None:
+            return GatheredTokenLayer(self._step, self._own, self._gathering, index)
+        return BatchedTokenLayer(self._step, self._own, index)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -116,7 +146,6 @@ class BatchCache:
         self._own.arrange(move.rows, move.shapes, move.seats)
 
     def _relocate(self, source: int, target: int) -> None:
-        """Move a row to a free slot."""
         for buffer in self.windows.values():
             buffer.move(source, target)
         taken = [layer.take(source) for layer in self._recurrent]
@@ -126,23 +155,30 @@ class BatchCache:
         if self.own is not None:
             self.own.relocate(source, target)
 
-    def put(self, row: Entering) -> None:
-        """Write a row; nothing of its previous content is left."""
-        for buffer in self.windows.values():
-            buffer.wipe(row.slot)
-        self._put_non_trimmable(row.slot, row.layers)
-        if row.seat is not None:
-            self._own.put(row.slot, row.seat, row.own)
+    def put(
+        self, slot: int, seat: Seat | None, own: Sequence[TokenParts], layers: Sequence[Any]
+    ) -> None:
+        """Write a row. All of its previous content is overwritten.
 
-    def _put_non_trimmable(self, slot: int, layers: Sequence[Any]) -> None:
-        by_window: dict[int, list[list[mx.array]]] = {}
+        Args:
+            slot: of the row.
+            seat: of its own tokens; None where no layer keeps all.
+            own: for the tensors of each token-addressable layer in turn, their parts, oldest first;
+                empty where the row has no tokens of its own.
+            layers: the sequence's non-trimmable layer caches, mlx-lm's.
+        """
+        for buffer in self.windows.values():
+            buffer.wipe(slot)
+        by_window: dict[int, list[TokenParts]] = {}
         for place, layer in zip(self._non_trimmable, layers, strict=True):
             if isinstance(place, BatchedRecurrentLayer):
                 place.put(slot, self.rows, layer)
             elif not layer.empty():
-                by_window.setdefault(place[0].limit, []).extend([t] for t in in_order(layer))
+                by_window.setdefault(place.own.limit, []).extend([t] for t in in_order(layer))
         for window, tensors in by_window.items():
             self.windows[window].put(slot, tensors)
+        if seat is not None:
+            self._own.put(slot, seat, own)
 
     def newest_of(self, slot: int, tokens: int) -> list[list[TokenParts]]:
         """A row's newest own tokens, for each token-addressable layer; see `RingBuffer.newest`."""
@@ -163,16 +199,15 @@ class BatchCache:
             window: buffer.take(slot, buffer.lengths[slot])
             for window, buffer in self.windows.items()
         }
-        return [
-            place.take(slot)
-            if isinstance(place, BatchedRecurrentLayer)
-            else self._revived(place[0].limit, offset, held[place[0].limit][place[1] :][:2])
-            for place in self._non_trimmable
-        ]
-
-    def _revived(self, window: int, offset: int, tensors: list[mx.array]) -> Any:
-        make = make_chunk if window in self.chunked else make_ring
-        return make(window, offset, tensors)
+        taken = []
+        for place in self._non_trimmable:
+            if isinstance(place, BatchedRecurrentLayer):
+                taken.append(place.take(slot))
+            else:
+                window = place.own.limit
+                pair = held[window][place.first : place.first + place.tensors]
+                taken.append(live_window(window, offset, pair, chunked=window in self.chunked))
+        return taken
 
     def free(self, slot: int) -> None:
         """Mark a row as free. Nothing is computed."""
@@ -214,13 +249,7 @@ class BatchCache:
         self._step.shared = []
 
     def step(
-        self,
-        model: Any,
-        tokens: mx.array,
-        slots: list[int],
-        offsets: list[int],
-        *,
-        new: bool,
+        self, model: Any, tokens: mx.array, slots: list[int], offsets: list[int], *, new: bool
     ) -> mx.array:
         """Call the model with one token for each of some rows.
 
@@ -260,10 +289,8 @@ class BatchCache:
 
     def _begin_chunks(self, slots: list[int], offsets: list[int]) -> None:
         """Empty a row's chunk if its next token is the first of another chunk."""
-        if not self.chunked:
-            return
-        for slot, offset in zip(slots, offsets, strict=True):
-            for size in self.chunked:
+        for size in self.chunked:
+            for slot, offset in zip(slots, offsets, strict=True):
                 if offset % size == 0:
                     self.windows[size].free(slot)
 
@@ -275,3 +302,30 @@ class BatchCache:
         source[slots] = range(len(slots))
         padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
         return padded[mx.array(source)]
+
+
+def aligned(runs: Iterable[SpanRun], multiple: int) -> tuple[list[SpanRun], list[SpanRun]]:
+    """Cut the last tokens off runs, so that the length of each that stays is a multiple.
+
+    cuBLAS multiplies matrices whose rows are no multiple of 16 bytes with kernels for any GPU since
+    2018, of which one takes as long as ten of the others: a step of 32 rows over 7,999 shared
+    tokens took 15 ms for one of its products, and 0.7 over 8,000 (one H200, 8B shapes). A prefix
+    may have any length, so its last few tokens are a product of their own.
+
+    Args:
+        runs: of spans.
+        multiple: of tokens; 1 where products are fast for all lengths.
+
+    Returns:
+        The aligned runs, and the ends that were cut off.
+    """
+    if multiple == 1:
+        return list(runs), []
+    whole, rests = [], []
+    for run in runs:
+        length = run.length // multiple * multiple
+        if length:
+            whole.append(run.between(0, length))
+        if length < run.length:
+            rests.append(run.between(length, run.length))
+    return whole, rests

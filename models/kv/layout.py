@@ -1,4 +1,4 @@
-"""What a model's layers keep, and how to make it live.
+"""The kinds of state of a model's layers, and live state for its sequences.
 
 Every cache class of mlx-lm falls under one of two kinds. `KVCache` and `QuantizedKVCache` are
 token-addressable and live as `TokenLayerCache`s; `RotatingKVCache`, `ArraysCache` and
@@ -22,17 +22,17 @@ from mlx_lm.models.cache import (
 
 from ..errors import UnsupportedCacheError
 from ..params import KVQuantization
-from .packed import PackedCheckpoint
+from .checkpoints import PackedCheckpoint
 from .sequence_cache import SequenceCache, layer_caches_of
-from .spans import LayerPrefix, PackedSpan, SpanRun, runs_of
-from .token_layer import token_layer_cache
+from .spans import PackedSpan, SpanRun, runs_of
+from .token_layer import LayerPrefix, token_layer_cache
 
 _ADDRESSABLE = (KVCache, QuantizedKVCache)
 _WHOLE = (RotatingKVCache, ArraysCache, ChunkedKVCache)
 
 
 class CacheLayout:
-    """What a model's layers keep, and how to make it live.
+    """The kinds of state of a model's layers.
 
     Attributes:
         has_spans: some layers are token-addressable.
@@ -44,8 +44,8 @@ class CacheLayout:
         quantization: of keys and values, if they are quantised.
 
     Raises:
-        UnsupportedCacheError: a layer keeps its state in a class that is not known here, or that
-            cannot be quantised.
+        UnsupportedCacheError: a layer keeps its state in an unknown class, or in one that cannot be
+            quantised.
     """
 
     def __init__(self, model: Any, quantization: KVQuantization | None = None) -> None:
@@ -74,7 +74,7 @@ class CacheLayout:
         Args:
             offset: tokens already computed; 0 starts from nothing.
             spans: the state of all of them, in order, if layers are token-addressable.
-            checkpoint: what restores the other layers at `offset`, if there are such.
+            checkpoint: of the other layers, if there are any.
         """
         restored = None if checkpoint is None else checkpoint.restore_all(offset)
         layers = self.layers(spans, restored)
@@ -83,19 +83,18 @@ class CacheLayout:
     def layers(
         self, prefix: Sequence[PackedSpan], non_trimmable: Sequence[Any] | None
     ) -> list[Any]:
-        """Make what the model is called with.
+        """Make the model's argument for a sequence.
 
         Args:
-            prefix: what the token-addressable layers read.
+            prefix: spans that the token-addressable layers read.
             non_trimmable: the other layers' caches in order; None starts them from nothing.
         """
-        # No closure that calls itself: that is a cycle, and would keep what is restored.
+        # No closure that calls itself: that is a cycle, and would keep the restored state.
         spans, rest = count(), None if non_trimmable is None else iter(non_trimmable)
         runs = runs_of(prefix)
-        return [_revived(cache, runs, spans, rest) for cache in self._empty()]
+        return [_live(cache, runs, spans, rest) for cache in self._empty()]
 
     def _empty(self) -> list[Any]:
-        """Make mlx-lm's caches of a sequence that has seen nothing."""
         caches: list[Any] = make_prompt_cache(self._model)
         if self._quantization is None:
             return caches
@@ -109,12 +108,13 @@ class CacheLayout:
         return [QuantizedKVCache(group_size=group_size, bits=bits) for _ in caches]
 
 
-def _revived(
+def _live(
     cache: Any, prefix: Sequence[SpanRun], numbers: Iterator[int], restored: Iterator[Any] | None
 ) -> Any:
-    """Put what is restored in the place of one of mlx-lm's caches."""
+    """Put restored state in the place of one of mlx-lm's caches."""
     if type(cache) is CacheList:
-        return CacheList(*[_revived(part, prefix, numbers, restored) for part in cache.caches])
+        return CacheList(*[_live(part, prefix, numbers, restored) for part in cache.caches])
+
     if type(cache) in _ADDRESSABLE:
         length = sum(run.length for run in prefix)
         return token_layer_cache(cache, LayerPrefix(prefix, next(numbers)), length)

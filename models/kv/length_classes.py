@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..moves import ClassShape, Seat
+from ..step_plan import ClassShape, Seat
 from .ring_buffer import RingBuffer
-from .token_layer import TokenParts
+from .spans import TokenParts
 
 
 class Members(NamedTuple):
     """A class, as a step reads it.
 
     Attributes:
-        buffer: its tokens.
+        buffer: of its tokens.
         slots: `[rows]`, the slot of each row of the buffer; None if they are the batch's own rows.
     """
 
@@ -33,7 +33,7 @@ class Members(NamedTuple):
     slots: mx.array | None
 
     def of(self, array: mx.array) -> mx.array:
-        """Take the class's rows of what has a row for each slot."""
+        """Take the class's rows of an array that has a row for each slot."""
         return array if self.slots is None else array[self.slots]
 
 
@@ -42,29 +42,25 @@ class LengthClasses:
 
     Attributes:
         seats: of each row, by its slot.
-
-    Args:
-        scores_masked: see `RingBuffer`.
     """
 
-    def __init__(self, *, scores_masked: bool = False) -> None:
+    def __init__(self) -> None:
         self.seats: dict[int, Seat] = {}
-        self._scores_masked = scores_masked
         self._keys_weigh = False
         self._count = 0
         self._classes: dict[int, RingBuffer] = {}
         self._rows = 0
 
     def reserve(self, count: int) -> int:
-        """Add tensors of a layer; returns the number of the first."""
+        """Add tensors of a layer; return the number of the first."""
         self._count += count
         return self._count - count
 
     def keys_weigh(self) -> None:
-        """See `RingBuffer`."""
+        """Wipe keys of new rows, too; see `RingBuffer`."""
         self._keys_weigh = True
         for buffer in self._classes.values():
-            buffer.keys_weigh()
+            buffer.keys_weigh = True
 
     @property
     def shapes(self) -> Mapping[int, tuple[int, int]]:
@@ -78,12 +74,11 @@ class LengthClasses:
 
     def arrays(self) -> list[mx.array]:
         """Every array, to evaluate."""
-        return [t for ring in self._classes.values() for t in ring.tensors if t is not None]
+        return self.arrays_of(0, self._count)
 
     def arrays_of(self, first: int, count: int) -> list[mx.array]:
-        """Those of one layer."""
-        rings = self._classes.values()
-        return [t for ring in rings for t in ring.tensors[first : first + count] if t is not None]
+        """The arrays of a layer, to evaluate."""
+        return [t for ring in self._classes.values() for t in ring.arrays_of(first, count)]
 
     # -- rows --------------------------------------------------------------------------
 
@@ -92,8 +87,8 @@ class LengthClasses:
 
         Args:
             rows: of the batch.
-            shapes: of every class that there is afterwards.
-            seats: of every row that there is afterwards, by its slot.
+            shapes: of every class afterwards.
+            seats: of every row afterwards, by its slot.
         """
         moved = {
             slot: self.newest(slot, self.length(slot)) if self.length(slot) else []
@@ -110,31 +105,22 @@ class LengthClasses:
         before, self.seats = self.seats, dict(seats)
         old, self._classes = self._classes, {}
         for shape in shapes:
-            buffer = old.get(shape.limit) or self._new(shape.limit)
+            buffer = old.get(shape.limit) or RingBuffer(
+                shape.limit, keys_weigh=self._keys_weigh, count=self._count
+            )
             if shape.kept is not None:
                 kept = [before[slot].row for slot in shape.kept]
                 buffer.resize(shape.rows, shape.positions, kept)
             self._classes[shape.limit] = buffer
-        for slot in before.keys() - seats.keys():
-            self._forget(before[slot], seats)
+        for slot in (before.keys() - seats.keys()) | copies.keys():
+            left = before[slot]
+            held = self._classes.get(left.limit)
+            if held is not None and left.row < held.rows and left not in seats.values():
+                held.free(left.row)
         for slot, tensors in copies.items():
-            self._forget(before[slot], seats)
-            seat = seats[slot]
-            self._classes[seat.limit].put(seat.row, tensors)
+            self._classes[seats[slot].limit].put(seats[slot].row, tensors)
         self._rows = rows
         self._changed()
-
-    def _forget(self, seat: Seat, seats: Mapping[int, Seat]) -> None:
-        """Free the row of a class that had been a seat, unless it is one again."""
-        buffer = self._classes.get(seat.limit)
-        if buffer is not None and seat.row < buffer.rows and seat not in seats.values():
-            buffer.free(seat.row)
-
-    def _new(self, limit: int) -> RingBuffer:
-        buffer = RingBuffer(limit, scores_masked=self._scores_masked, count=self._count)
-        if self._keys_weigh:
-            buffer.keys_weigh()
-        return buffer
 
     def put(self, slot: int, seat: Seat, tensors: Sequence[Sequence[mx.array]]) -> None:
         """Write a row: of each tensor its parts, oldest first; none for a row without tokens."""
@@ -148,7 +134,7 @@ class LengthClasses:
         self._classes[seat.limit].put_before(seat.row, tensors)
 
     def shorten(self, slot: int, tokens: int) -> None:
-        """Forget a row's oldest tokens; `tokens` stay."""
+        """Drop a row's oldest tokens; `tokens` stay."""
         seat = self.seats[slot]
         self._classes[seat.limit].lengths[seat.row] = tokens
 
@@ -158,7 +144,7 @@ class LengthClasses:
         return self._classes[seat.limit].newest(seat.row, count)
 
     def free(self, slot: int) -> None:
-        """Forget a row, and its seat."""
+        """Drop a row and its seat, and a class without rows."""
         seat = self.seats.pop(slot, None)
         if seat is None:
             return
@@ -173,7 +159,7 @@ class LengthClasses:
         self._changed()
 
     def clear(self) -> None:
-        """Forget all rows, and free their memory."""
+        """Drop all rows, and free their memory."""
         self.seats, self._classes, self._rows = {}, {}, 0
         self._changed()
 
@@ -185,21 +171,20 @@ class LengthClasses:
         return [self._members(limit, ring) for limit, ring in self._classes.items()]
 
     def _members(self, limit: int, ring: RingBuffer) -> Members:
-        slots = [0] * ring.rows
-        for slot, seat in self.seats.items():
-            if seat.limit == limit:
-                slots[seat.row] = slot
-        used = {slot: seat for slot, seat in self.seats.items() if seat.limit == limit}
+        used = {slot: seat.row for slot, seat in self.seats.items() if seat.limit == limit}
         in_place = len(used) == len(self.seats) and ring.rows == self._rows
-        if in_place and all(slot == seat.row for slot, seat in used.items()):
+        if in_place and all(slot == row for slot, row in used.items()):
             return Members(ring, None)
+        slots = [0] * ring.rows
+        for slot, row in used.items():
+            slots[row] = slot
         return Members(ring, mx.array(slots))
 
     @cached_property
     def order(self) -> mx.array | None:
         """`[rows]`, for each slot its row in all classes' rows after each other; None if in order.
 
-        A free slot has somebody's: its output is dropped.
+        A free slot has the row of another: its output is dropped.
         """
         if len(self._classes) == 1 and self.members[0].slots is None:
             return None
@@ -225,12 +210,12 @@ class LengthClasses:
         return [each.buffer.append(index, each.of(tensor)) for each in self.members]
 
     def in_order(self, of_classes: list[mx.array]) -> mx.array:
-        """Put what has a row for each row of a class, class after class, in the order of slots."""
+        """Put arrays with a row for each row of a class, class after class, in order of slots."""
         whole = of_classes[0] if len(of_classes) == 1 else mx.concatenate(of_classes, axis=0)
         return whole if self.order is None else whole[self.order]
 
     def end_step(self, used: Iterable[int]) -> None:
-        """Go on to the next position; rows that are not in use stay empty."""
+        """Move to the next position; rows that are not in use stay empty."""
         rows: dict[int, list[int]] = {limit: [] for limit in self._classes}
         for slot in used:
             seat = self.seats[slot]
@@ -239,6 +224,6 @@ class LengthClasses:
             ring.end_step(rows[limit])
 
     def _changed(self) -> None:
-        """Drop what was computed of the seats."""
+        """Drop the values computed from the seats."""
         for name in ("members", "order"):
             vars(self).pop(name, None)

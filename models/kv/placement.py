@@ -1,7 +1,7 @@
 """The place of each running sequence's state: caches of its own, or a slot of the batch.
 
-One object moves it, as plans say. References go one way, from here to a sequence's cache and to
-the batch's buffers, so that state is freed as soon as its sequence ends.
+Plans say when it moves. References go one way, from here to a sequence's cache and to the batch's
+buffers, so that state is freed as soon as its sequence ends.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,29 +11,36 @@ import mlx.core as mx
 
 from ..errors import StateLostError
 from ..memory_profile import Held
-from ..moves import Arrange, Enter, Leave, MakeContiguous, Move, Share
-from ..step_plan import Call, PrefixGroup
-from .batch_cache import BatchCache, Entering
+from ..step_plan import (
+    Arrange,
+    Call,
+    Enter,
+    Leave,
+    MakeContiguous,
+    Move,
+    PrefixGroup,
+    Share,
+)
+from .batch_cache import BatchCache
+from .checkpoints import PackedCheckpoint, checkpoint_of
 from .layout import CacheLayout
 from .length_classes import LengthClasses
-from .packed import PackedCheckpoint, pack_suffix
 from .ring_buffer import RingBuffer
-from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
-from .spans import PackedSpan, runs_between, runs_of
-from .token_layer import beginning, in_one
+from .sequence_cache import SequenceCache, flat_arrays
+from .spans import PackedSpan, TokenParts, in_one, pack_suffix, runs_between, runs_of
 
 
 class Placement:
     """Moves the state of sequences, and reads it wherever it lies.
 
     Attributes:
-        sequences: those in the batch, by their slots.
-        batch: the buffers of those; None where no sequence can be in a batch.
+        sequences: the batch's, by their slots.
+        batch: their buffers; None where no sequence can be in a batch.
         groups: rows that read the same spans; None after a change.
 
     Args:
         layout: of the model's layers.
-        batch: as above.
+        batch: see above.
     """
 
     def __init__(self, layout: CacheLayout, batch: BatchCache | None) -> None:
@@ -43,23 +50,18 @@ class Placement:
         self.groups: tuple[PrefixGroup, ...] | None = None
 
     @property
-    def launches_layers(self) -> bool:
-        """True if each layer of a decode step is launched by itself."""
-        return self.batch is not None and self.batch.launches_layers
-
-    @property
     def rows(self) -> int:
         """Number of rows, free ones included."""
         return 0 if self.batch is None else self.batch.rows
 
     @property
     def own(self) -> LengthClasses | None:
-        """Own tokens of rows, of layers that keep all."""
+        """See `BatchCache`."""
         return None if self.batch is None else self.batch.own
 
     @property
     def windows(self) -> Mapping[int, RingBuffer]:
-        """Own tokens of rows, of layers with a window, by its length."""
+        """See `BatchCache`."""
         return {} if self.batch is None else self.batch.windows
 
     @property
@@ -75,7 +77,7 @@ class Placement:
         """Memory of the batch."""
         return Held(0, 0) if self.batch is None else self.batch.held()
 
-    # -- what others read and change -----------------------------------------------------
+    # -- one sequence's state ------------------------------------------------------------
 
     def capture(self, cache: SequenceCache) -> PackedCheckpoint:
         """Copy a sequence's non-trimmable layers at its present offset."""
@@ -86,7 +88,10 @@ class Placement:
         return checkpoint_of(cache.offset, layers)
 
     def lease(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
-        """Replace a sequence's leased spans by others of the same tokens, cut or merged."""
+        """Replace a sequence's leased spans: by others of the same tokens, or of more or fewer.
+
+        A row, and a sequence whose keys lie in one piece, keep their copy of leased tokens.
+        """
         cache.lease(spans)
         self._regroup()
 
@@ -99,26 +104,19 @@ class Placement:
         return 0 if cache.is_contiguous else cache.offset - cache.suffix_length
 
     def suffix_span(self, cache: SequenceCache, tokens: int | None = None) -> PackedSpan | None:
-        """Copy the first tokens that a sequence does not lease into a span; None if none are left.
+        """Copy the tokens after the leased ones into a span; None if there are none.
 
         Args:
             cache: of the sequence.
-            tokens: how many, at most; None for all.
+            tokens: the most that are copied, from the first one on; None for all.
         """
         self._check(cache)
         if cache.slot is None:
             return cache.suffix_span(tokens)
         parts = self._batch.newest_of(cache.slot, cache.suffix_length)
         if tokens is not None:
-            parts = [[beginning(tensor, tokens) for tensor in layer] for layer in parts]
+            parts = [[_beginning(tensor, tokens) for tensor in layer] for layer in parts]
         return pack_suffix(parts) if parts and tokens != 0 else None
-
-    def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
-        """Replace leased spans by `spans`, which have all tokens. A row keeps its copy of them."""
-        cache.leased = list(spans)
-        if cache.slot is None:
-            cache.restart_suffix()
-        self._regroup()
 
     def close(self, cache: SequenceCache) -> None:
         """Free a sequence's slot and drop its state. Idempotent."""
@@ -146,7 +144,7 @@ class Placement:
 
         Args:
             moves: of one call.
-            caches: of those that are no member of the batch yet, at least, by their numbers.
+            caches: of sequences by their numbers; the batch's own may be left out.
         """
         known = {cache.number: cache for cache in self.sequences.values()} | dict(caches)
         for move in moves:
@@ -174,7 +172,7 @@ class Placement:
         for index in range(len(cache.token_layers) if move.tokens else 0):
             parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
             own += zip(*parts, strict=True)
-        self._batch.put(Entering(move.slot, move.seat, own, cache.non_trimmable))
+        self._batch.put(move.slot, move.seat, own, cache.non_trimmable)
         cache.slot = move.slot
         cache.set_layers([])
         self.sequences[move.slot] = cache
@@ -196,7 +194,7 @@ class Placement:
 
     def _share(self, move: Share, cache: SequenceCache) -> None:
         if cache.slot is None or self.own is None:
-            raise ValueError("only a row of layers that keep all tokens shares some of them")
+            raise ValueError("a row shares tokens of layers that keep all, and has no such")
         held = cache.offset - self.own.length(cache.slot)
         if move.begin >= held:
             self.own.shorten(cache.slot, move.tokens)
@@ -215,26 +213,22 @@ class Placement:
 
         Args:
             model: mlx-lm's.
-            call: what was planned.
+            call: its plan.
             tokens: `[B]`, in the order of its slots.
 
         Returns:
             `[B, V]` logits, not yet evaluated.
         """
         if call.regroups:
-            self._read(call.groups)
+            shared = [
+                (runs_of(self.sequences[slots[0]].leased[start:stop]), slots)
+                for slots, start, stop in call.groups
+            ]
+            self._batch.read(shared, len(self.sequences))
         self.groups = call.groups
         offsets = [self.sequences[slot].offset for slot in call.slots]
         new = call.regroups or bool(call.moves)
         return self._batch.step(model, tokens, list(call.slots), offsets, new=new)
-
-    def _read(self, groups: Iterable[PrefixGroup]) -> None:
-        shared = [
-            (runs_of(self.sequences[slots[0]].leased[start:stop]), slots)
-            for slots, start, stop in groups
-        ]
-        self._batch.forget_prefixes()
-        self._batch.read(shared, len(self.sequences))
 
     @property
     def _batch(self) -> BatchCache:
@@ -251,3 +245,13 @@ class Placement:
         self.groups = None
         if self.batch is not None:
             self.batch.forget_prefixes()
+
+
+def _beginning(parts: TokenParts, tokens: int) -> TokenParts:
+    """The first tokens of a tensor in parts, without a copy."""
+    found, left = [], tokens
+    for part in parts:
+        if left > 0:
+            found.append(part[..., :left, :])
+        left -= part.shape[-2]
+    return found

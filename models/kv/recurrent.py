@@ -1,7 +1,6 @@
-"""Recurrent layers of several sequences: what the model is called with in place of one cache."""
+"""Recurrent layers of several sequences: the model's argument in the place of one cache."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -12,7 +11,7 @@ from .ring_buffer import resized
 class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]
     """One recurrent layer of several sequences; answers what mlx-lm asks of an `ArraysCache`.
 
-    It is one by name only: some models write their state into nothing else.
+    It is one by name only: some models write their state into no other class.
     """
 
     lengths: mx.array | None = None
@@ -31,15 +30,15 @@ class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def empty(self) -> bool:
-        """Whether no row has seen a token."""
+        """True if no row has seen a token."""
 
     def make_mask(self, tokens: int) -> mx.array | None:
-        """Rows are whole, so none is masked."""
+        """Return no mask: all rows have all tokens of a call."""
         del tokens
         return None
 
     def advance(self, tokens: int) -> None:
-        """Recurrent state does not count tokens."""
+        """Do nothing: recurrent state does not count tokens."""
         del tokens
 
 
@@ -56,7 +55,7 @@ class BatchedRecurrentLayer(RecurrentRows):
         self._slots[slot] = value
 
     def empty(self) -> bool:
-        """Whether the rows have seen no token."""
+        """See `RecurrentRows`."""
         return self._slots[0] is None
 
     def arrays(self) -> list[mx.array]:
@@ -64,11 +63,11 @@ class BatchedRecurrentLayer(RecurrentRows):
         return [array for array in self._slots if array is not None]
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         self._slots = [None] * len(self._slots)
 
     def resize(self, rows: int) -> None:
-        """Have this many rows; those beyond are dropped."""
+        """Change the number of rows; those beyond are dropped."""
         self._slots = [None if array is None else resized(array, rows) for array in self._slots]
 
     def put(self, row: int, rows: int, state: ArraysCache) -> None:
@@ -89,31 +88,3 @@ class BatchedRecurrentLayer(RecurrentRows):
             None if array is None else mx.contiguous(array[row : row + 1]) for array in self._slots
         ]
         return state
-
-
-class SeparateRecurrentLayer(RecurrentRows):
-    """Rows that each keep an `ArraysCache`, or None for a row not in use.
-
-    Args:
-        rows: as above.
-    """
-
-    def __init__(self, rows: Sequence[ArraysCache | None]) -> None:
-        self._rows = rows
-
-    def __getitem__(self, slot: int) -> mx.array | None:
-        arrays = [None if row is None else row[slot] for row in self._rows]
-        like = next((array for array in arrays if array is not None), None)
-        if like is None:
-            return None
-        return mx.concatenate([mx.zeros_like(like) if a is None else a for a in arrays], axis=0)
-
-    def __setitem__(self, slot: int, value: mx.array) -> None:
-        for number, row in enumerate(self._rows):
-            if row is not None:
-                # A copy: a slice would keep all rows in memory, also those not in use.
-                row[slot] = mx.contiguous(value[number : number + 1])
-
-    def empty(self) -> bool:
-        """Whether no row has seen a token."""
-        return all(row is None or row.empty() for row in self._rows)

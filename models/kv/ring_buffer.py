@@ -4,7 +4,7 @@ Invariants:
 
 1. A step writes one position, the same for all rows: its number of operations does not depend on
    how many rows there are.
-2. A row's tokens are the newest `lengths[row]` positions. Older positions are masked for it.
+2. A row's tokens are the newest `lengths[row]` positions. Older ones are masked for it.
 3. Positions form a ring. Their order does not matter, because keys are rotated already.
 """
 
@@ -14,28 +14,24 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from .token_layer import TokenParts, in_one
+from .spans import TokenParts, in_one
 
 
 class RingBuffer:
     """Keys and values of rows, of all layers that keep equally many tokens.
 
     Attributes:
-        tensors: `[rows, heads, positions, size]` each; None until the first token shows a shape.
+        tensors: `[rows, heads, positions, size]` each; None before the first token.
         lengths: number of tokens of each row.
         limit: the most tokens that a row holds.
         positions: number of positions.
-
-    Args:
-        limit: the most tokens that a row holds.
-        scores_masked: readers mask scores, so that keys, the tensors of even number, may hold
-            anything where they are masked.
-        count: number of tensors.
+        keys_weigh: `wipe` overwrites keys, the tensors of even number, too: they are read as
+            values. Otherwise readers mask scores, and masked keys may be anything.
     """
 
-    def __init__(self, limit: int, *, scores_masked: bool = False, count: int = 0) -> None:
+    def __init__(self, limit: int, *, keys_weigh: bool = True, count: int = 0) -> None:
         self.limit = limit
-        self._dirty = slice(1, None, 2) if scores_masked else slice(None)
+        self.keys_weigh = keys_weigh
         self.tensors: list[mx.array | None] = [None] * count
         self.lengths: list[int] = []
         self.positions = 0
@@ -43,7 +39,7 @@ class RingBuffer:
         self._fresh: set[int] = set()  # rows of zeros
 
     def reserve(self, count: int) -> int:
-        """Add tensors of a layer; returns the number of the first."""
+        """Add tensors of a layer; return the number of the first."""
         self.tensors += [None] * count
         return len(self.tensors) - count
 
@@ -100,8 +96,7 @@ class RingBuffer:
     def newest(self, row: int, count: int) -> list[TokenParts]:
         """The newest `count` tokens of a row, oldest first, as slices: two where the ring ends.
 
-        Evaluate what is computed from them before the next write, which would copy all rows
-        otherwise.
+        Evaluate all that is computed from them before the next write, or that copies all rows.
         """
         return [
             [t[row : row + 1, :, a:b] for a, b in self._places(count)]
@@ -110,7 +105,7 @@ class RingBuffer:
         ]
 
     def _places(self, count: int) -> list[tuple[int, int]]:
-        """Where the newest `count` positions lie, oldest first."""
+        """The newest `count` positions, oldest first, as ranges."""
         start = self._next - count
         if start >= 0:
             return [(start, self._next)]
@@ -121,9 +116,8 @@ class RingBuffer:
         """Copy a row onto another one, and free it."""
         held = self.take(source, self.lengths[source]) if self.lengths[source] else []
         mx.eval(held)  # a slice that is not evaluated would make each write a copy of all rows
-        length = self.lengths[source]
         self.put(target, [[tensor] for tensor in held])
-        self.lengths[target] = length
+        self.lengths[target] = self.lengths[source]
         self.free(source)
 
     def free(self, row: int) -> None:
@@ -134,25 +128,21 @@ class RingBuffer:
         """Overwrite a row with zeros.
 
         A masked position has weight 0, but 0 times NaN is NaN: a NaN that one sequence left would
-        be in all that the row's next sequence computes.
+        be in all results of the row's next sequence.
         """
         self.lengths[row] = 0
         if row in self._fresh:
             return
-        for tensor in self.tensors[self._dirty]:
+        for tensor in self.tensors if self.keys_weigh else self.tensors[1::2]:
             if tensor is not None:
                 tensor[row : row + 1] = 0
 
-    def keys_weigh(self) -> None:
-        """Have `wipe` overwrite keys, too: they are read as values."""
-        self._dirty = slice(None)
-
     def clear(self) -> None:
-        """Forget all rows, and free their memory."""
+        """Drop all rows, and free their memory."""
         self.tensors = [None] * len(self.tensors)
         self.lengths, self._fresh = [], set()
         self.positions = self._next = 0
-        self._drop_mask()
+        vars(self).pop("mask", None)
 
     def begin_step(self) -> None:
         """Count a token more in every row; a full row loses its oldest token."""
@@ -160,18 +150,18 @@ class RingBuffer:
             self._next = 0
         self._fresh = set()
         self.lengths = [min(length + 1, self.positions) for length in self.lengths]
-        self._drop_mask()
+        vars(self).pop("mask", None)
 
     @cached_property
     def mask(self) -> mx.array | None:
-        """`[rows, 1, 1, positions]`, True where a row may read in this step; None if everywhere."""
+        """`[rows, 1, 1, positions]`, True where a row may read in this step; None if all is."""
         ages = (self._next - np.arange(self.positions)) % self.positions
         seen = (ages[None] < np.array(self.lengths)[:, None])[:, None, None, :]
         return None if seen.all() else mx.array(seen)
 
-    def _drop_mask(self) -> None:
-        """Drop the last step's `mask`."""
-        vars(self).pop("mask", None)
+    def arrays_of(self, first: int, count: int) -> list[mx.array]:
+        """The tensors of a layer, to evaluate."""
+        return [t for t in self.tensors[first : first + count] if t is not None]
 
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's position of one tensor, `[rows, heads, 1, size]`; return all of it."""
@@ -180,8 +170,9 @@ class RingBuffer:
         return held
 
     def end_step(self, used: Sequence[int]) -> None:
-        """Go on to the next position; rows that are not in use stay empty."""
+        """Move to the next position; rows that are not in use stay empty."""
         self._next += 1
+
         for row in set(range(self.rows)) - set(used):
             self.lengths[row] = 0
 

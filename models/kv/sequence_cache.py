@@ -7,10 +7,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
 from ..memory_profile import Held
-from .non_trimmable import capture
-from .packed import PackedCheckpoint, pack, pack_suffix
-from .spans import LayerPrefix, PackedSpan, runs_of
-from .token_layer import Tensors, TokenLayerCache, in_parts
+from .checkpoints import PackedCheckpoint, checkpoint_of
+from .spans import PackedSpan, Tensors, pack_suffix, runs_of
+from .token_layer import LayerPrefix, TokenLayerCache
 
 
 class SequenceCache:
@@ -23,12 +22,13 @@ class SequenceCache:
     Attributes:
         number: its name in step plans.
         offset: number of tokens computed.
-        leased: spans that it leases: the state of its first tokens.
+        leased: spans of its first tokens.
         layers: argument of the model, one entry a layer; empty while it has a slot.
-        token_layers: those of its layer caches that are token-addressable.
-        non_trimmable: the others.
+        token_layers: its layer caches that are token-addressable.
+        non_trimmable: its other layer caches.
         slot: its row of the batch; None where it has layer caches of its own.
         is_lost: a step failed while it was in the batch, and left its layers at different tokens.
+        is_contiguous: its keys lie in one piece, in caches of its own.
     """
 
     def __init__(
@@ -43,33 +43,27 @@ class SequenceCache:
         self._has_spans = bool(self.token_layers)
 
     @property
-    def prefix(self) -> Sequence[PackedSpan]:
-        """Spans that it leases, for plans."""
-        return self.leased
-
-    @property
     def suffix_length(self) -> int:
-        """Tokens after those that it leases."""
+        """Tokens after the leased ones."""
         if not self._has_spans:
             return 0
         return self.offset - sum(span.length for span in self.leased)
 
-    def advanced(self, tokens: int) -> None:
-        """Add tokens that the model was just called with to the offset."""
+    def add_tokens(self, tokens: int) -> None:
+        """Count tokens that the model was just called with."""
         self.offset += tokens
         for layer in self.token_layers:
-            layer.let_go()  # a model with attention of its own does not
+            layer.drop_fetched()
 
     def set_layers(self, layers: list[Any]) -> None:
         """Replace its layer caches; an empty list means that it has none."""
         leaves = list(layer_caches_of(layers))
-        self.layers = self._segmented = layers
+        self.layers = layers
+        self.is_contiguous = False
         self.token_layers: list[TokenLayerCache] = [
             x for x in leaves if isinstance(x, TokenLayerCache)
         ]
-        self.non_trimmable: list[Any] = [
-            layer for layer in leaves if not isinstance(layer, TokenLayerCache)
-        ]
+        self.non_trimmable: list[Any] = [x for x in leaves if not isinstance(x, TokenLayerCache)]
 
     def detach(self) -> None:
         """Copy recurrent states, so that they do not keep the chunk that they are slices of."""
@@ -113,16 +107,12 @@ class SequenceCache:
         """Replace the leased spans by others: of the same tokens, or of more or fewer."""
         more = sum(span.length for span in spans) - sum(span.length for span in self.leased)
         self.leased = list(spans)
-        for layer in self.token_layers if more > 0 else ():
-            layer.forget(more)
-        self._read_prefix()
-
-    def restart_suffix(self) -> None:
-        """Start an empty suffix. The prefix must have its tokens."""
-        for layer in self.token_layers:
-            layer.restart_suffix()
-        self.layers = self._segmented
-        self._read_prefix()
+        runs = runs_of(spans)
+        length = sum(run.length for run in runs)
+        for index, layer in enumerate(self.token_layers):
+            if more > 0:
+                layer.drop_oldest(more)
+            layer.set_prefix(LayerPrefix(runs, index), length)
 
     def suffix(self) -> list[Tensors]:
         """The suffix's tokens, for each token-addressable layer."""
@@ -135,14 +125,8 @@ class SequenceCache:
     def suffix_span(self, tokens: int | None = None) -> PackedSpan | None:
         """Copy the suffix, or its first tokens, into a span; None if there are none."""
         suffix = [] if tokens == 0 else self.suffix()
-        if tokens is not None:
-            suffix = [tuple(t[..., :tokens, :] for t in tensors) for tensors in suffix]
-        return pack_suffix(in_parts(suffix)) if suffix else None
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether its keys lie in one piece, in caches of its own."""
-        return self.layers is not self._segmented
+        parts = [[(tensor[..., :tokens, :],) for tensor in layer] for layer in suffix]
+        return pack_suffix(parts) if parts else None
 
     def make_contiguous(self) -> None:
         """Copy all keys and values into one piece, layer by layer, which steps then read.
@@ -153,25 +137,8 @@ class SequenceCache:
             return
         for layer in self.token_layers:
             layer.make_contiguous()
-        self.layers = [_in_one_piece(layer) for layer in self._segmented]
-
-    def _read_prefix(self) -> None:
-        runs = runs_of(self.leased)
-        length = sum(run.length for run in runs)
-        for index, layer in enumerate(self.token_layers):
-            layer.set_prefix(LayerPrefix(runs, index), length)
-
-
-def checkpoint_of(offset: int, layers: Sequence[Any]) -> PackedCheckpoint:
-    """Copy non-trimmable layer caches.
-
-    Args:
-        offset: tokens that they have seen.
-        layers: mlx-lm's caches.
-    """
-    captured = [capture(layer, offset) for layer in layers]
-    arrays, places = pack([tensors for _, tensors in captured])
-    return PackedCheckpoint(offset, [record for record, _ in captured], arrays, places)
+        self.layers = [_suffixes(layer) for layer in self.layers]
+        self.is_contiguous = True
 
 
 def _tokens_of(keys: Any) -> int:
@@ -179,21 +146,21 @@ def _tokens_of(keys: Any) -> int:
     return int(array.shape[-2])
 
 
-def _in_one_piece(cache: Any) -> Any:
+def _suffixes(cache: Any) -> Any:
     if type(cache) is CacheList:
-        return CacheList(*[_in_one_piece(part) for part in cache.caches])
+        return CacheList(*[_suffixes(part) for part in cache.caches])
     return cache.suffix if isinstance(cache, TokenLayerCache) else cache
 
 
 def _arrays_of(layer: Any) -> list[mx.array]:
-    """A layer's arrays. Layers whose suffix is empty are many, and looked at often."""
+    """A layer's arrays. Layers with an empty suffix are many, and looked at often."""
     if isinstance(layer, TokenLayerCache) and layer.suffix.keys is None:
         return []
     return flat_arrays(layer.state)
 
 
 def flat_arrays(nested: Any) -> list[mx.array]:
-    """The arrays of a nested structure; what is no array is left out."""
+    """The arrays of a nested structure; anything else in it is left out."""
     if isinstance(nested, mx.array):
         return [nested]
     if isinstance(nested, (list, tuple)):

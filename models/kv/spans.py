@@ -5,34 +5,34 @@ Invariants:
 1. A storage holds consecutive tokens of all layers. Nothing writes to it.
 2. A span is a view of one storage, and keeps it in memory. Views of a storage do not overlap.
 3. Cutting a span copies nothing: both parts are views of the same storage.
-4. A storage without an open view of some token is trimmed: what is still viewed is copied into
-   storages of its own, and the old bytes are freed.
+4. A storage that has tokens without an open view is trimmed: the viewed ones are copied into
+   storages of their own, and the old bytes are freed.
 5. A run is read, and keeps nothing in memory. It follows its tokens into another storage.
+
+Tensors of one shape are packed into a few arrays, layers first: Metal allows a process 499,000
+buffers.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
-from .token_layer import Tensors
+Tensors = tuple[mx.array, ...]
+"""Consecutive tokens of one layer: `(keys, values)`, each `[1, heads, tokens, size]`, or the six
+arrays of a quantised pair."""
+
+TokenParts = Sequence[mx.array]
+"""One of these tensors, as parts that follow each other."""
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each layer, for each of its tensors: the packed array, and the row in it."""
 
-
-class _Located(Protocol):
-    """A view or a run: tokens `[start, stop)` of a storage."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-
-    def move(self, storage: "Storage", start: int) -> None:
-        """Read the same tokens from another storage, where they begin at `start`."""
-        ...
+_PARTS = 8
+"""Arrays that the tensors of one shape become in a span, at most. Files on disk have as many, and
+spans are joined array by array."""
 
 
 class Storage:
@@ -42,17 +42,17 @@ class Storage:
 
     Attributes:
         length: number of tokens.
-        places: where each layer's tensors are.
+        places: of each layer's tensors.
         loan: set by the cache while another thread reads the arrays, which stay in memory then.
 
     Args:
         arrays: `[rows, heads, tokens, size]` each, evaluated, each with a buffer of its own.
-        places: as above.
+        places: see above.
     """
 
     def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
         self._arrays = list(arrays)
-        self._views: WeakSet[_Located] = WeakSet()
+        self._views: WeakSet[PackedSpan] = WeakSet()
         self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
         self._first: int | None = None  # start of the first view, once computed
         self.length = int(arrays[0].shape[-2])
@@ -68,7 +68,7 @@ class Storage:
             ValueError: the storage was freed.
         """
         if not self._arrays:
-            raise ValueError("state is read that nobody holds any more")
+            raise ValueError("the state that is read was freed")
         return tuple(
             self._arrays[number][row : row + 1, :, start:stop] for number, row in self.places[index]
         )
@@ -82,17 +82,12 @@ class Storage:
         """Drop the arrays. No view may be open."""
         self._arrays = []
         for run in self._runs.values():
-            run.let_go()
+            run.drop_slices()
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token."""
-        return self.nbytes // self.length
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tokens."""
-        return sum(array.nbytes for array in self._arrays)
+        return sum(array.nbytes for array in self._arrays) // self.length
 
     @property
     def buffers(self) -> int:
@@ -101,18 +96,18 @@ class Storage:
 
     # -- views and runs ----------------------------------------------------------------
 
-    def add(self, view: _Located) -> None:
+    def add(self, view: "PackedSpan") -> None:
         """Register an open view."""
         self._views.add(view)
         self._first = None
 
-    def remove(self, view: _Located) -> None:
-        """Forget a closed view. Its tokens stay in memory until `trim`."""
+    def remove(self, view: "PackedSpan") -> None:
+        """Unregister a closed view. Its tokens stay in memory until `trim`."""
         self._views.discard(view)
         self._first = None
 
     @property
-    def views(self) -> list[Any]:
+    def views(self) -> "list[PackedSpan]":
         """The open views, in order."""
         return sorted(self._views, key=lambda view: view.start)
 
@@ -133,8 +128,8 @@ class Storage:
         self._runs[run.start, run.stop] = run
 
     def trim(self) -> None:
-        """Free tokens that no view has: copy the rest, adjacent views into one storage."""
-        kept: list[list[_Located]] = []
+        """Free tokens without a view: copy the rest, adjacent views into one storage."""
+        kept: list[list[PackedSpan]] = []
         for view in self.views:
             if kept and kept[-1][-1].stop == view.start:
                 kept[-1].append(view)
@@ -146,8 +141,10 @@ class Storage:
         for views, storage in zip(kept, copies, strict=True):
             start, stop = views[0].start, views[-1].stop
             read = [run for run in self._runs.values() if start <= run.start <= run.stop <= stop]
-            for moved in (*views, *read):
-                moved.move(storage, moved.start - start)
+            for view in views:
+                view.move(storage, view.start - start)
+            for run in read:
+                run.move(storage, run.start - start)
         self.free()
 
 
@@ -158,69 +155,24 @@ def copied(storage: Storage, start: int, stop: int) -> Storage:
     return Storage(arrays, storage.places)
 
 
-class SpanRun:
-    """Consecutive tokens of one storage, read as one segment.
-
-    Attributes:
-        storage: where they are now.
-        start: the first of them there.
-        length: number of tokens.
-    """
-
-    def __init__(self, storage: Storage, start: int, stop: int) -> None:
-        self.length = stop - start
-        self._layers: dict[int, Tensors] = {}
-        self.move(storage, start)
-
-    @property
-    def stop(self) -> int:
-        """One after the last token."""
-        return self.start + self.length
-
-    def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, without a copy.
-
-        The same object at every call, until the tokens move.
-
-        Raises:
-            ValueError: the storage was freed.
-        """
-        if index not in self._layers:
-            self._layers[index] = self.storage.tensors(index, self.start, self.stop)
-        return self._layers[index]
-
-    def between(self, start: int, stop: int) -> "SpanRun":
-        """The run of its tokens `[start, stop)`."""
-        return self.storage.run(self.start + start, self.start + stop)
-
-    def move(self, storage: Storage, start: int) -> None:
-        """Read the same tokens from another storage, where they begin at `start`."""
-        self.let_go()
-        self.storage, self.start = storage, start
-        storage.watch(self)
-
-    def let_go(self) -> None:
-        """Drop all references to arrays until the next read."""
-        self._layers = {}
-
-
 class PackedSpan:
     """State of consecutive tokens, all layers: an open view of a storage.
 
     The tokens stay the same. The storage may change when other views of it are closed.
 
     Attributes:
+        start: its first token in the storage.
         length: number of tokens.
 
     Args:
-        storage: where they are.
-        start: the first of them there.
-        length: as above; None for all that follow.
+        storage: with the tokens.
+        start: see above.
+        length: see above; None for all that follow.
     """
 
     def __init__(self, storage: Storage, start: int = 0, length: int | None = None) -> None:
         self._storage: Storage | None = storage
-        self._start = start
+        self.start = start
         self.length = storage.length - start if length is None else length
         storage.add(self)
 
@@ -236,14 +188,9 @@ class PackedSpan:
         return self._storage
 
     @property
-    def start(self) -> int:
-        """Its first token in the storage."""
-        return self._start
-
-    @property
     def stop(self) -> int:
         """One after its last token in the storage."""
-        return self._start + self.length
+        return self.start + self.length
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -252,7 +199,7 @@ class PackedSpan:
 
     @property
     def places(self) -> Places:
-        """Where each layer's tensors are."""
+        """The place of each layer's tensors in `arrays`."""
         return self.storage.places
 
     @property
@@ -264,14 +211,14 @@ class PackedSpan:
     def buffers(self) -> int:
         """The storage's allocations if this is its first view, else 0."""
         storage = self._storage
-        return storage.buffers if storage is not None and storage.first == self._start else 0
+        return storage.buffers if storage is not None and storage.first == self.start else 0
 
     def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, without a copy."""
+        """One layer's tensors, without a copy."""
         return self.storage.tensors(index, self.start, self.stop)
 
     def adjoins(self, other: Self) -> bool:
-        """True if `other` is what follows in the same storage."""
+        """True if `other` follows in the same storage."""
         return self.storage is other.storage and self.stop == other.start
 
     def split(self, at: int) -> tuple[Self, Self]:
@@ -295,7 +242,7 @@ class PackedSpan:
         """
         spans = [self, *following]
         packed = zip(*[span.arrays for span in spans], strict=True)
-        # To concatenate one slice is to have a slice, which keeps all that it is of.
+        # `concatenate` of one slice is that slice, and keeps its whole array.
         arrays = [mx.contiguous(mx.concatenate(list(parts), axis=-2)) for parts in packed]
         mx.eval(arrays)
         storage, start = Storage(arrays, self.places), 0
@@ -307,9 +254,9 @@ class PackedSpan:
             old.trim()
 
     def move(self, storage: Storage, start: int) -> None:
-        """View the same tokens in another storage, where they begin at `start`."""
+        """View the same tokens in another storage, from `start`."""
         self._leave()
-        self._storage, self._start = storage, start
+        self._storage, self.start = storage, start
         storage.add(self)
 
     def close(self, *, trim: bool = True) -> None:
@@ -330,6 +277,50 @@ class PackedSpan:
         return storage
 
 
+class SpanRun:
+    """Consecutive tokens of one storage, read as one segment.
+
+    Attributes:
+        storage: with the tokens.
+        start: its first token there.
+        length: number of tokens.
+    """
+
+    def __init__(self, storage: Storage, start: int, stop: int) -> None:
+        self.length = stop - start
+        self._layers: dict[int, Tensors] = {}
+        self.move(storage, start)
+
+    @property
+    def stop(self) -> int:
+        """One after the last token."""
+        return self.start + self.length
+
+    def layer(self, index: int) -> Tensors:
+        """One layer's tensors, not copied: the same object until the tokens move.
+
+        Raises:
+            ValueError: the storage was freed.
+        """
+        if index not in self._layers:
+            self._layers[index] = self.storage.tensors(index, self.start, self.stop)
+        return self._layers[index]
+
+    def between(self, start: int, stop: int) -> "SpanRun":
+        """The run of its tokens `[start, stop)`."""
+        return self.storage.run(self.start + start, self.start + stop)
+
+    def move(self, storage: Storage, start: int) -> None:
+        """Read the same tokens in another storage, from `start`."""
+        self.drop_slices()
+        self.storage, self.start = storage, start
+        storage.watch(self)
+
+    def drop_slices(self) -> None:
+        """Drop all references to arrays until the next read."""
+        self._layers = {}
+
+
 def runs_of(spans: Sequence[PackedSpan]) -> list[SpanRun]:
     """Join consecutive spans that are adjacent in one storage into runs."""
     runs: list[list[PackedSpan]] = []
@@ -342,7 +333,7 @@ def runs_of(spans: Sequence[PackedSpan]) -> list[SpanRun]:
 
 
 def runs_between(spans: Sequence[PackedSpan], start: int, stop: int) -> list[SpanRun]:
-    """Find tokens `[start, stop)` of consecutive spans, of which the first begins at 0."""
+    """The runs of tokens `[start, stop)` of consecutive spans, of which the first begins at 0."""
     found, begin = [], 0
     for run in runs_of(spans):
         first, last = max(start - begin, 0), min(stop - begin, run.length)
@@ -352,24 +343,43 @@ def runs_between(spans: Sequence[PackedSpan], start: int, stop: int) -> list[Spa
     return found
 
 
-class LayerPrefix(Sequence[Tensors]):
-    """One layer of some runs. Holds no array: each read looks up where the tokens are now.
+# -- packing -----------------------------------------------------------------------------
+
+
+def in_one(parts: TokenParts) -> mx.array:
+    """A tensor in one piece; a copy, if it has several parts."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
+
+
+def pack_suffix(layers: Sequence[Sequence[TokenParts]]) -> PackedSpan:
+    """Copy the tensors of all token-addressable layers, `layers[i]` of layer i, into a new span."""
+    return PackedSpan(Storage(*pack(layers, _PARTS)))
+
+
+def pack(layers: Sequence[Sequence[TokenParts]], most: int = 1) -> tuple[list[mx.array], Places]:
+    """Concatenate tensors of one shape and type along their first axis, and evaluate that.
 
     Args:
-        runs: in order.
-        index: the layer's number among those that spans hold.
+        layers: for each layer its tensors, `[1, ...]` each.
+        most: arrays that tensors of one shape become at most, each with a buffer of its own.
     """
-
-    def __init__(self, runs: Sequence[SpanRun], index: int) -> None:
-        self._runs = runs
-        self._index = index
-
-    def __len__(self) -> int:
-        """Number of segments."""
-        return len(self._runs)
-
-    def __getitem__(self, number: Any) -> Any:
-        """One segment, or those of a slice."""
-        if isinstance(number, slice):
-            return [run.layer(self._index) for run in self._runs[number]]
-        return self._runs[number].layer(self._index)
+    forms = [
+        [(*[part.shape for part in parts], parts[0].dtype) for parts in each] for each in layers
+    ]
+    alike = Counter(form for each in forms for form in each)
+    seen = Counter[Any]()
+    groups: dict[Any, list[TokenParts]] = {}
+    numbers: dict[Any, int] = {}
+    places = []
+    for tensors, each in zip(layers, forms, strict=True):
+        place = []
+        for tensor, form in zip(tensors, each, strict=True):
+            key = (form, seen[form] * most // alike[form])
+            seen[form] += 1
+            group = groups.setdefault(key, [])
+            place.append((numbers.setdefault(key, len(numbers)), len(group)))
+            group.append(tensor)
+        places.append(tuple(place))
+    packed = [mx.contiguous(mx.concatenate([*map(in_one, g)], axis=0)) for g in groups.values()]
+    mx.eval(packed)
+    return packed, tuple(places)

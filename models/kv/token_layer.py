@@ -12,48 +12,64 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 
 from ..memory_profile import GROWTH
 from ..params import KVQuantization
+from .spans import SpanRun, Tensors
 
-Tensors = tuple[mx.array, ...]
-"""One segment of one layer: `(keys, values)`, each `[1, heads, tokens, size]`, or the six
-arrays of a quantised pair."""
 
-TokenParts = Sequence[mx.array]
-"""One of these tensors, as parts that follow each other."""
+class LayerPrefix(Sequence[Tensors]):
+    """One layer of some runs. Holds no array: each read looks up where the tokens are now.
+
+    Args:
+        runs: in order.
+        index: the layer's number among those that spans hold.
+    """
+
+    def __init__(self, runs: Sequence[SpanRun], index: int) -> None:
+        self._runs = runs
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [run.layer(self._index) for run in self._runs[number]]
+        return self._runs[number].layer(self._index)
 
 
 class TokenLayerCache:
     """Prefix and suffix of one layer.
 
-    The prefix is never written and never joined with the suffix: what `update_and_fetch`
-    returns is joined lazily, for models that need it in one piece. Attention that reads the
-    segments one by one (see `attention.binding`) leaves that uncomputed.
+    The prefix is never written and never joined with the suffix: `update_and_fetch` joins them
+    lazily, for models that need one piece. Attention that reads the segments one by one (see
+    `attention.binding`) leaves that uncomputed.
 
     Attributes:
         prefix: segments that are read, oldest first; empty once the suffix has all tokens.
         suffix: mlx-lm's own cache, for the tokens after the prefix.
-        withholds: give out NaNs in the place of what is joined, which shows who reads it.
+        poison_joined: joined keys and values are NaNs, which shows if the model reads them.
+
+    Args:
+        suffix: see above.
+        prefix: see above.
+        length: tokens of the prefix; None to count them.
     """
 
     def __init__(self, suffix: Any, prefix: Sequence[Tensors], length: int | None = None) -> None:
         self.suffix = suffix
+        self.poison_joined = False
         self._contiguous = False  # the suffix has all tokens
-        self._copied = 0  # those of them that are leased, too
+        self._copied = 0  # tokens of a contiguous suffix that are leased, too
         self._fetched: Any = None
-        self.withholds = False
         self.set_prefix(prefix, length)
 
     def set_prefix(self, prefix: Sequence[Tensors], length: int | None = None) -> None:
-        """Read the prefix from other segments: the same tokens, cut or merged elsewhere.
-
-        Args:
-            prefix: the segments.
-            length: their tokens; counted where it is not known. To count them looks at each.
-        """
-        if self._contiguous:  # it is read from the copy
-            self._copied = sum(x[0].shape[-2] for x in prefix) if length is None else length
-            return
-        self.prefix = prefix  # and no array of it: spans may move
-        self._prefix_length = sum(x[0].shape[-2] for x in prefix) if length is None else length
+        """Read the prefix from other segments: the same tokens, cut or merged elsewhere."""
+        if length is None:
+            length = sum(tensors[0].shape[-2] for tensors in prefix)
+        if self._contiguous:
+            self._copied = length
+        else:
+            self.prefix, self._prefix_length = prefix, length
 
     def make_contiguous(self) -> None:
         """Copy the prefix and the suffix into one new suffix, with room for more tokens.
@@ -64,7 +80,7 @@ class TokenLayerCache:
         if not self._prefix_length:
             return
         held, room = self.offset, GROWTH - self.offset % GROWTH
-        parts = [*self.prefix, *([] if self.suffix.empty() else [self.all_held()])]
+        parts = [*self.prefix, *([] if self.suffix.empty() else [self._all_of_suffix()])]
         joined = [
             mx.concatenate([*tensors, _room(tensors[0], room)], axis=-2)
             for tensors in zip(*parts, strict=True)
@@ -76,23 +92,18 @@ class TokenLayerCache:
         self._copied, self._prefix_length, self.prefix = self._prefix_length, 0, ()
         self._fetched = None
 
-    def forget(self, tokens: int) -> None:
-        """Drop the suffix's oldest tokens after the prefix: a longer prefix has them.
+    def drop_oldest(self, tokens: int) -> None:
+        """Drop the suffix's first tokens after the prefix, which a longer prefix has.
 
         Call `set_prefix` next. A suffix that has all tokens keeps them.
         """
         if self._contiguous:
             return
         kept = tuple(tensor[..., tokens:, :] for tensor in self.suffix_tensors())
-        self.restart_suffix()
+        self.suffix = _like(self.suffix)
+        self._fetched = None
         if kept[0].shape[-2]:
             self.begin_suffix(tuple(map(mx.contiguous, kept)))
-
-    def restart_suffix(self) -> None:
-        """Start a new suffix; the prefix must hold the old one's tokens by now."""
-        self.suffix = _like(self.suffix)
-        self._copied, self._contiguous = 0, False
-        self._fetched = None
 
     @property
     def offset(self) -> int:
@@ -128,62 +139,48 @@ class TokenLayerCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Append to the suffix; return keys and values of all tokens."""
-        self._fetched = None  # a view of the suffix that lives on would make the write a copy
+        self._fetched = None  # a view of the suffix would make the write a copy
         self._fetched = self._whole(_flat(self.suffix.update_and_fetch(keys, values)))
         return self._fetched
 
-    def append(self, tensors: Tensors) -> None:
-        """Append to the suffix of a layer that is not quantised, and fetch nothing.
-
-        Args:
-            tensors: keys and values of the tokens. The first of a suffix are not copied.
-        """
-        self._fetched = None  # as above
-        if self.suffix.empty():
-            self.begin_suffix(tensors)
-        else:
-            self.suffix.update_and_fetch(*tensors)
-
     def begin_suffix(self, tensors: Tensors) -> None:
-        """Have these tokens as the suffix, which is empty. They are not copied, nor fetched."""
+        """Make these tokens the suffix, which is empty. They are not copied."""
         self.suffix.keys, self.suffix.values = _pair(tensors)
         self.suffix.offset = tensors[0].shape[-2]
 
     def keys_and_values(self) -> Any:
         """Keys and values of all tokens, without writing."""
-        return self._whole(None if self.suffix.empty() else self.all_held())
+        return self._whole(None if self.suffix.empty() else self._all_of_suffix())
 
     def segments(self, keys: Any) -> list[Tensors] | None:
-        """Prefix and suffix one by one, if `keys` is what was fetched last; else None.
+        """Prefix and suffix one by one, if `keys` is the array fetched last; else None.
 
-        Lets go of what was fetched: the join would stay in memory, for all layers at once, and
+        Drops the fetched arrays: the join would stay in memory, for all layers at once, and
         the next write would not be in place.
         """
-        fetched = self.let_go()
+        fetched, self._fetched = self._fetched, None
         if fetched is None or fetched[0] is not keys:
             return None
-        return [*self.prefix, self.all_held()]
+        return [*self.prefix, self._all_of_suffix()]
 
-    def let_go(self) -> Any:
-        """Forget what was fetched last, and return it."""
-        fetched, self._fetched = self._fetched, None
-        return fetched
+    def drop_fetched(self) -> None:
+        """Drop the fetched arrays, which attention of the model's own does not."""
+        self._fetched = None
 
     def empty(self) -> bool:
-        """Whether it holds no token."""
+        """True if it holds no token."""
         return self.offset == 0
 
     def suffix_tensors(self) -> Tensors:
-        """The suffix's tokens after the prefix, and nothing of its spare room."""
-        return tuple(tensor[..., self._copied :, :] for tensor in self.all_held())
+        """The tokens after the leased ones, without spare room."""
+        return tuple(tensor[..., self._copied :, :] for tensor in self._all_of_suffix())
 
     @property
     def has_suffix(self) -> bool:
-        """Whether it holds tokens after the prefix."""
+        """True if it holds tokens after the leased ones."""
         return bool(self.suffix.offset > self._copied)
 
-    def all_held(self) -> Tensors:
-        """All tokens of the suffix, a copy of the prefix included."""
+    def _all_of_suffix(self) -> Tensors:
         return _flat(self.suffix.keys_and_values())
 
     def _whole(self, suffix: Tensors | None) -> Any:
@@ -191,9 +188,9 @@ class TokenLayerCache:
         if len(parts) == 1:
             return _pair(parts[0])
         joined = tuple(mx.concatenate(list(p), axis=-2) for p in zip(*parts, strict=True))
-        return _pair(
-            tuple(mx.full(j.shape, float("nan")) for j in joined) if self.withholds else joined
-        )
+        if self.poison_joined:
+            joined = tuple(mx.full(j.shape, float("nan")) for j in joined)
+        return _pair(joined)
 
 
 class QuantizedTokenLayerCache(TokenLayerCache):
@@ -201,7 +198,7 @@ class QuantizedTokenLayerCache(TokenLayerCache):
 
     @property
     def quantization(self) -> KVQuantization:
-        """How keys and values are quantised."""
+        """Of keys and values."""
         return KVQuantization(self.bits, self.group_size)
 
     @property
@@ -231,12 +228,11 @@ def _like(cache: Any) -> Any:
 
 
 def _room(like: mx.array, tokens: int) -> mx.array:
-    shape = (*like.shape[:-2], tokens, like.shape[-1])
-    return mx.zeros(shape, like.dtype)
+    return mx.zeros((*like.shape[:-2], tokens, like.shape[-1]), like.dtype)
 
 
 def _pair(tensors: Tensors) -> Any:
-    """What mlx-lm's caches return: two arrays, or two triples of a quantised layer."""
+    """Keys and values as mlx-lm's caches return them: two arrays, or two quantised triples."""
     half = len(tensors) // 2
     return tensors if half == 1 else (tensors[:half], tensors[half:])
 
@@ -246,23 +242,3 @@ def _flat(pair: Any) -> Tensors:
     if isinstance(keys, mx.array):
         return keys, values
     return (*keys, *values)
-
-
-def in_one(parts: TokenParts) -> mx.array:
-    """A tensor whose parts lie apart; a copy, where there are several."""
-    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
-
-
-def beginning(parts: TokenParts, tokens: int) -> TokenParts:
-    """The first tokens of a tensor whose parts lie apart, without a copy."""
-    found, left = [], tokens
-    for part in parts:
-        if left > 0:
-            found.append(part[..., :left, :])
-        left -= part.shape[-2]
-    return found
-
-
-def in_parts(layers: Sequence[Tensors]) -> list[list[TokenParts]]:
-    """The tensors of layers, of which each lies in one piece, as parts."""
-    return [[(tensor,) for tensor in tensors] for tensors in layers]

@@ -11,7 +11,8 @@ from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-from ..backends import Backend, Name, choose
+from ..backends import Name, choose
+from ..backends.base import Backend
 from ..errors import ModelLoadError, ModelNotFoundError, UnsupportedCacheError
 from ..estimate.config import ModelConfig
 from ..estimate.folder import require_regular

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
-from ..backends import Backend
+from ..backends.base import Backend
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.spans import PackedSpan, Storage
@@ -47,7 +47,7 @@ def measure(
 
     Args:
         layout: the model's.
-        prefill: advances sequences; see `models.prefill`.
+        prefill: advances sequences; see `runner.prefill`.
         backend: how it is run.
         vocab_size: logits of a row.
         contiguous: see `MemoryProfile`.
@@ -82,7 +82,7 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
 
     Args:
         layout: the model's.
-        prefill: advances sequences; see `models.prefill`.
+        prefill: advances sequences; see `runner.prefill`.
     """
     cache = layout.open()
     prefill([1, 2, 3, 4], cache)
@@ -107,7 +107,7 @@ def measure_transients(layout: CacheLayout, prefill: Any, block: int | None) -> 
 
     Args:
         layout: the model's.
-        prefill: advances sequences; see `models.prefill`.
+        prefill: advances sequences; see `runner.prefill`.
         block: tokens that attend at a time; None where attention is one kernel.
     """
     peak = Peaks(layout, prefill)
@@ -128,7 +128,7 @@ class Peaks:
 
     Args:
         layout: the model's.
-        prefill: advances sequences; see `models.prefill`.
+        prefill: advances sequences; see `runner.prefill`.
     """
 
     def __init__(self, layout: CacheLayout, prefill: Any) -> None:

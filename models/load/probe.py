@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx_lm
 
-from ..backends import Backend
-from ..backends.output_rows import OutputRows
+from ..backends.base import Backend
+from ..backends.prepare import OutputRows
 from ..errors import NotBatchableError
 from ..kv.batch_cache import BatchCache
 from ..kv.placement import Placement
-from ..planned_for import Rules
-from ..planner import plan_decode
+from ..planner import Rules, plan_decode
 from .faults import explain
 from .measured import key_of, measured_once
 from .trials import (
@@ -174,7 +173,7 @@ def _why_not(trials: Trials, backend: Backend, mask_axes: int) -> str | None:
 def _reads_parts(trials: Trials) -> bool:
     cache = trials.prefilled(PROBED)[0]
     for layer in cache.token_layers:
-        layer.withholds = True
+        layer.poison_joined = True
     return not bool(mx.isnan(trials.forward(cache, [3])).any())
 
 
@@ -205,7 +204,7 @@ def _together(trials: Trials, backend: Backend, trial: Trial, mask_axes: int) ->
         placement.apply(call.moves, {each.number: each for each in caches})
         logits.append(placement.step(trials.model, call, mx.array(tokens)))
         for each in caches:
-            each.advanced(1)
+            each.add_tokens(1)
     together = mx.stack(logits)
     mx.eval(together)
     return Outcome(together, states_of(caches, placement=placement))

@@ -9,9 +9,8 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from ..errors import UnsupportedCacheError
+from ..kv.checkpoints import PackedCheckpoint, in_order
 from ..kv.layout import CacheLayout
-from ..kv.non_trimmable import in_order
-from ..kv.packed import PackedCheckpoint
 from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
 from ..kv.spans import PackedSpan
@@ -117,7 +116,8 @@ class Trials:
     def forward(self, cache: SequenceCache, tokens: Sequence[int]) -> mx.array:
         """Advance a sequence; its logits, `[1, tokens, V]`."""
         logits: mx.array = self.model(mx.array([tokens]), cache=cache.layers)
-        cache.advanced(len(tokens))
+        cache.add_tokens(len(tokens))
+
         mx.eval(logits, cache.arrays())
         return logits
 

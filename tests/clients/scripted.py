@@ -182,13 +182,13 @@ class Script:
 
 def install(script: Script) -> None:
     """Make every sampling step in this process follow the script."""
-    from umbel.models import outputs, runner  # noqa: PLC0415  (seconds; `main` handles signals first)
+    from umbel.models import runner, sampling  # noqa: PLC0415  (seconds; `main` handles signals first)
 
     real = runner.ModelRunner.sample
 
     def sample(self: Any, output: Any, rows: Mapping[int, Any]) -> Any:
         if output.logits is not None:
-            output = outputs.ForwardOutput(script.prefer(output.logits, rows), output.errors)
+            output = sampling.ForwardOutput(script.prefer(output.logits, rows), output.errors)
         return real(self, output, rows)
 
     runner.ModelRunner.sample = sample  # type: ignore[method-assign]

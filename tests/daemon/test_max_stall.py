@@ -7,9 +7,9 @@ import pytest
 from umbel.daemon.config import SETTINGS, Settings
 from umbel.daemon.models.assembly import max_stall
 from umbel.models.backends import Limits
+from umbel.models.backends.base import METAL
 from umbel.models.backends.cpu import CPU
 from umbel.models.backends.cuda import CUDA
-from umbel.models.backends.metal import METAL
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,20 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.backends import Backend, choose
+from umbel.models.backends import choose
+from umbel.models.backends.base import Backend
 from umbel.models.backends.prepare import prepare, restore
 from umbel.models.batch_planner import leave
 from umbel.models.kv.batch_cache import BatchCache
-from umbel.models.kv.check import problems
+from umbel.models.kv.checkpoints import PackedCheckpoint
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan
 from umbel.models.runner import ModelRunner
 
 from .. import zoo
+from ..placement_check import problems
 from ..shared import measured_once, shared_model
 from .steps import run
 
@@ -150,7 +151,7 @@ class BatchFixture:
         """Store what an agent has of its own, and have it lease that."""
         span = self.placement.suffix_span(agent.cache)
         if span is not None:
-            self.placement.replace_own(agent.cache, [*agent.cache.leased, span])
+            self.placement.lease(agent.cache, [*agent.cache.leased, span])
 
     def branch(self, length: int, after: Branch | None = None) -> Branch:
         """Compute and store a prompt that nobody goes on with."""

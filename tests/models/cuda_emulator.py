@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.backends import Backend
+from umbel.models.backends.base import Backend
 from umbel.models.backends.cpu import CPU
 from umbel.models.backends.cuda import gated_delta, short_convolution
 from umbel.models.backends.prepare import prepare

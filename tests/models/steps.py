@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.runner import ModelRunner
+from umbel.models.sampling import ForwardOutput, NextToken
 
 
 def run(

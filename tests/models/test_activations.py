@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mlx_lm.models import activations
 
+from umbel.models.backends.base import METAL
 from umbel.models.backends.cpu import CPU, Cpu
-from umbel.models.backends.metal import METAL
 from umbel.models.backends.prepare import prepare
 
 from .. import zoo

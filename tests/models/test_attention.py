@@ -8,8 +8,8 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from umbel.models.attention import binding as module
 from umbel.models.attention.binding import over_segments
-from umbel.models.backends import Backend, choose
-from umbel.models.backends.metal import METAL
+from umbel.models.backends import choose
+from umbel.models.backends.base import METAL, Backend
 from umbel.models.backends.prepare import prepare
 from umbel.models.kv.token_layer import TokenLayerCache
 

@@ -11,9 +11,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.models import backends
 from umbel.models.backends import Name, choose, limits_of
+from umbel.models.backends.base import METAL, Backend
 from umbel.models.backends.cpu import CPU, Cpu
 from umbel.models.backends.cuda import CUDA
-from umbel.models.backends.metal import METAL, Metal
 from umbel.models.backends.prepare import restore
 from umbel.models.errors import ModelLoadError
 from umbel.models.load.loader import OpenedModel, Source
@@ -34,7 +34,7 @@ def test_metal_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has MLX's operations, in the CPU's type, and starts no compiler."""
     monkeypatch.setattr(backends, "device_name", lambda: "cpu")
     chosen = choose("metal")
-    assert type(chosen) is Metal
+    assert type(chosen) is Backend
     assert chosen.limits.fp32
     assert chosen.limits.freed_bytes == CPU.limits.freed_bytes
     assert chosen.limits.prefill_chunk == METAL.limits.prefill_chunk
@@ -45,7 +45,7 @@ def test_metal_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the host reads is copied there all the same, and the card's memory is free."""
     monkeypatch.setattr(backends, "device_name", lambda: "cuda")
     chosen = choose("metal")
-    assert type(chosen) is Metal
+    assert type(chosen) is Backend
     assert not chosen.limits.fp32
     assert not chosen.limits.host_reads
     assert chosen.limits.freed_bytes == CUDA.limits.freed_bytes

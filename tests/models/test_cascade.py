@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.models.attention.cascade import Part, merge, part_of, scores_of
-from umbel.models.backends import Backend, Softmax, choose
-from umbel.models.backends.metal import METAL
+from umbel.models.attention.parts import Part, merge, part_of, scores_of
+from umbel.models.backends import choose
+from umbel.models.backends.base import METAL, Backend, Softmax
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 

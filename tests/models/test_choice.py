@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models import sampling
-from umbel.models.outputs import SamplerOutput
 from umbel.models.params import Row, SamplingParams, Token
-from umbel.models.sampling import sample
+from umbel.models.sampling import SamplerOutput, sample
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 

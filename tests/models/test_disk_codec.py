@@ -12,9 +12,9 @@ import pytest
 
 from umbel.cachestore.ledger import Kind, Ledger
 from umbel.cachestore.spans import Loan, Spans
-from umbel.models.kv import stored
+from umbel.models.kv import disk_format
+from umbel.models.kv.disk_format import DiskCodec
 from umbel.models.kv.spans import PackedSpan, copied
-from umbel.models.kv.stored import DiskCodec, load_span
 
 from .test_stored import APART, CODECS, HOST, Stored, bits, write
 
@@ -59,7 +59,7 @@ def test_what_the_host_cannot_read_is_copied_by_the_device(
     span = Stored("llama", mx.bfloat16).span
     assert span is not None
     launched: list[Any] = []
-    monkeypatch.setattr(stored, "launch", launched.append)
+    monkeypatch.setattr(disk_format, "launch", launched.append)
     active = mx.get_active_memory()
     parts = [
         part
@@ -101,9 +101,9 @@ def test_parts_are_short(
     """Whoever writes copies no more than one at a time; in order they are the array."""
     span = Stored("gemma3_text", mx.float32).span
     assert span is not None
-    monkeypatch.setattr(stored, "_PIECE", piece)
+    monkeypatch.setattr(disk_format, "_PIECE", piece)
     exported = codec.export_span(span, 20, 131)
     longest = max(part.nbytes for array in exported.tensors.values() for part in array.parts)
     assert longest <= max(piece, 4)
-    loaded = load_span([(write(tmp_path, "s.safetensors", exported), 0, 111)])
+    loaded = HOST.load_span([(write(tmp_path, "s.safetensors", exported), 0, 111)])
     assert bits(loaded.arrays) == bits(PackedSpan(copied(span.storage, 20, 131)).arrays)

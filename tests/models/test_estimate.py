@@ -18,7 +18,7 @@ from umbel.models.load.loader import LoadedModel, load
 from umbel.models.load.memory_probe import measure, measure_sizes
 from umbel.models.memory_profile import MemoryProfile
 from umbel.models.params import KVQuantization
-from umbel.models.prefill import prefill
+from umbel.models.runner import prefill
 
 from .. import zoo
 from ..tiny import tiny_model_dir

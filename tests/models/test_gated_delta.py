@@ -9,10 +9,9 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models import gated_delta
 
-from umbel.models.backends import Backend
+from umbel.models.backends.base import METAL, Backend
 from umbel.models.backends.cpu import CPU
 from umbel.models.backends.cuda import CUDA
-from umbel.models.backends.metal import METAL
 
 from .. import zoo
 from .cuda_emulator import EmulatedKernel, check_model

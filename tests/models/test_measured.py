@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from umbel.models.backends import Backend
+from umbel.models.backends.base import METAL, Backend
 from umbel.models.backends.cpu import CPU
-from umbel.models.backends.metal import METAL
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import memory_probe
 from umbel.models.load.measured import Figures, key_of, measured_once

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from umbel.models.backends import choose
 from umbel.models.backends.cpu import BLOCK
+from umbel.models.kv.checkpoints import PackedCheckpoint
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.kv.spans import PackedSpan
 from umbel.models.load import memory_probe

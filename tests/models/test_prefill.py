@@ -15,7 +15,7 @@ import pytest
 
 from umbel.models import runner, runtime
 from umbel.models.attention import binding
-from umbel.models.backends import metal
+from umbel.models.backends import base
 from umbel.models.backends.cpu import CPU
 from umbel.models.backends.prepare import prepare
 from umbel.models.kv import batch_cache
@@ -51,7 +51,7 @@ def test_layers_are_launched_as_equal_graphs(name: str, monkeypatch: pytest.Monk
     tokens = world.words(9)
     counts: list[int] = []
     with monkeypatch.context() as patch:
-        for module in (binding, metal):
+        for module in (binding, base):
             patch.setattr(module, "launch", partial(_count, counts))
         world.runner.prefill(tokens, launched)
     assert len(counts) == len(world.model.layers)
@@ -117,7 +117,7 @@ def test_the_last_chunk_gives_what_follows(name: str) -> None:
         one, other = (world.come(branch).cache for _ in range(2))
         found = world.runner.complete(words, one)
         expected = world.model(mx.array([words]), cache=other.layers)[:, -1]
-        other.advanced(tokens)
+        other.add_tokens(tokens)
         assert found.logits is not None
         assert found.logits.shape == expected.shape
         assert mx.abs(found.logits - expected).max() < TOLERANCE
@@ -128,7 +128,7 @@ def test_the_last_chunk_gives_what_follows(name: str) -> None:
 
 def test_a_head_that_is_not_known_computes_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer within the model has the name of one: the trial finds out, and chunks are short."""
-    monkeypatch.setattr("umbel.models.backends.output_rows._HEADS", ("q_proj",))
+    monkeypatch.setattr("umbel.models.backends.prepare._HEADS", ("q_proj",))
     world = BatchFixture("llama", tie_word_embeddings=False)
     assert world.runner.max_completing == 16
     words = world.words(9)

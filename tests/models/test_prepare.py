@@ -14,7 +14,7 @@ from mlx_lm.models import activations, base, llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.models.attention.binding import Attention
-from umbel.models.attention.chunked import CountsByRow
+from umbel.models.attention.rows import CountsByRow
 from umbel.models.backends.cpu import CPU, Cpu
 from umbel.models.backends.cuda import CUDA
 from umbel.models.backends.prepare import _FUNCTIONS, prepare, restore

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.models.backends import Backend, choose
+from umbel.models.backends import choose
+from umbel.models.backends.base import Backend
 from umbel.models.backends.prepare import prepare
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer

@@ -10,21 +10,19 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache
 
-from umbel.models.attention.batched import Step
 from umbel.models.attention.binding import Attention
-from umbel.models.attention.quantized import BatchedQuantizedLayer
-from umbel.models.backends import Backend, choose
-from umbel.models.backends.metal import METAL
+from umbel.models.attention.rows import BatchedQuantizedLayer, Step
+from umbel.models.backends import choose
+from umbel.models.backends.base import METAL, Backend
 from umbel.models.errors import NotBatchableError, UnsupportedCacheError
-from umbel.models.kv.batch_cache import BatchCache, Entering
+from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.length_classes import LengthClasses
-from umbel.models.kv.packed import pack_suffix
-from umbel.models.kv.spans import PackedSpan, runs_of
-from umbel.models.kv.token_layer import QuantizedTokenLayerCache, in_one, in_parts
+from umbel.models.kv.spans import PackedSpan, in_one, pack_suffix, runs_of
+from umbel.models.kv.token_layer import QuantizedTokenLayerCache
 from umbel.models.load.loader import _try_quantized
-from umbel.models.moves import Arrange, ClassShape, Seat
 from umbel.models.params import KVQuantization
+from umbel.models.step_plan import Arrange, ClassShape, Seat
 
 from .. import zoo
 
@@ -58,7 +56,7 @@ def part(pair: Pair, start: int, stop: int) -> Pair:
 
 def span(pair: Pair, start: int, stop: int, bits: int) -> PackedSpan:
     """Some of its tokens, packed."""
-    return pack_suffix(in_parts([held(part(pair, start, stop), bits)]))
+    return pack_suffix([[(tensor,) for tensor in held(part(pair, start, stop), bits)]])
 
 
 def expected(queries: mx.array, pair: Pair, bits: int) -> mx.array:
@@ -86,9 +84,8 @@ def test_rows_attend_as_each_alone(bits: int, device: Backend) -> None:
     leased = [span(common, 0, 20, bits), span(common, 20, 50, bits)]
     step = Step(device)
     step.shared = [(runs_of(leased), mx.array([0, 1]))]
-    rows = LengthClasses(scores_masked=True)
+    rows = LengthClasses()
     layer = BatchedQuantizedLayer(step, rows, 0, KVQuantization(bits, GROUP))
-    assert rows.reserve(6) == 0
     rows.arrange(4, [ClassShape(32, 1, 32, ()), ClassShape(64, 2, 64, ())], {})
     for row, (start, seat) in enumerate([(50, Seat(64, 0)), (50, Seat(32, 0)), (0, Seat(64, 1))]):
         own = part(pairs[row], start, lengths[row] - 1)
@@ -119,7 +116,7 @@ def test_a_single_token_reads_segments_where_they_lie(bits: int, device: Backend
         [held(part(pair, 0, 13), bits), held(part(pair, 13, 60), bits)],
     )
     cache.update_and_fetch(*part(pair, 60, 79))
-    cache.withholds = True
+    cache.poison_joined = True
     queries = mx.random.normal((1, HEADS, 1, SIZE))
     keys, values = cache.update_and_fetch(*part(pair, 79, 80))
     output = Attention(device)(queries, keys, values, cache, SCALE, None)
@@ -136,8 +133,8 @@ def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
     batch.arrange(Arrange(1, (), True, (), shapes, {}, 0))
     tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 2
     left = [[t if t.dtype == mx.uint32 else t + left_behind] for t in tensors]
-    batch.put(Entering(0, Seat(64, 0), own=left, layers=[]))
-    batch.put(Entering(0, Seat(64, 0), own=[], layers=[]))
+    batch.put(0, Seat(64, 0), left, [])
+    batch.put(0, Seat(64, 0), [], [])
     assert all(not t.any() for t in batch.own.arrays())
 
 

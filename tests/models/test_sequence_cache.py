@@ -20,8 +20,8 @@ from mlx_lm.models.cache import (
 )
 
 from umbel.models.errors import UnsupportedCacheError
+from umbel.models.kv.checkpoints import PackedCheckpoint
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan
 
@@ -47,7 +47,7 @@ def advance(live: SequenceCache, tokens: list[int], chunk: int = 4) -> None:
         part = tokens[start : start + chunk]
         for cache in live.layers:
             _advance(cache, part)
-        live.advanced(len(part))
+        live.add_tokens(len(part))
         mx.eval(live.arrays())
 
 
@@ -198,7 +198,7 @@ def test_recurrent_state_keeps_its_type() -> None:
     live = layout.open()
     live.layers[0][0] = mx.zeros((1, 4), mx.float32)
     live.layers[0][1] = mx.zeros((1, 4), mx.bfloat16)
-    live.advanced(1)
+    live.add_tokens(1)
     copy = layout.open(1, (), live.capture())
     assert [slot.dtype for slot in copy.layers[0].cache] == [mx.float32, mx.bfloat16]
 
@@ -232,7 +232,7 @@ def test_few_buffers() -> None:
     span = live.suffix_span()
     assert span is not None
     assert len(span.arrays) == 8
-    assert len(live.capture()._arrays) == 3
+    assert len(live.capture().arrays) == 3
 
 
 def test_sixteen_states_share_one_prefix() -> None:
@@ -244,7 +244,7 @@ def test_sixteen_states_share_one_prefix() -> None:
     tokens = [rng.randrange(zoo.VOCAB_SIZE) for _ in range(4000)]
     for start in range(0, 4000, 500):
         model(mx.array([tokens[start : start + 500]]), cache=live.layers)
-        live.advanced(500)
+        live.add_tokens(500)
         mx.eval(live.arrays())
     span = live.suffix_span()
     assert span is not None
@@ -280,7 +280,7 @@ def test_real_layers_restore_byte_for_byte(name: str) -> None:
     rng = random.Random(name)  # noqa: S311  (not a secret)
     for length in (64, 36, 1, 1):
         model(mx.array([[rng.randrange(zoo.VOCAB_SIZE) for _ in range(length)]]), cache=live.layers)
-        live.advanced(length)
+        live.add_tokens(length)
         mx.eval(live.arrays())
     copy = reopened(layout, live, spans)
     for leaf in live.non_trimmable:
@@ -292,4 +292,4 @@ def test_real_layers_restore_byte_for_byte(name: str) -> None:
 
 
 def _bytes(checkpoint: PackedCheckpoint) -> list[bytes]:
-    return [np.array(array).tobytes() for array in checkpoint._arrays]
+    return [np.array(array).tobytes() for array in checkpoint.arrays]

@@ -10,11 +10,11 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.errors import StateLostError
-from umbel.models.kv.check import problems
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.spans import PackedSpan, Storage
 
+from ..placement_check import problems
 from .batch_fixture import NAMES, Agent, BatchFixture, Branch
 
 
@@ -98,7 +98,7 @@ def test_after_everybody_left(name: str) -> None:
     for _ in range(2):
         fixture.come(fixture.branch(70, branch), 5)
     fixture.decode(steps=3)
-    refs = [weakref.ref(span) for agent in fixture.agents for span in agent.cache.prefix]
+    refs = [weakref.ref(span) for agent in fixture.agents for span in agent.cache.leased]
     for agent in list(fixture.agents):
         fixture.leave(agent)
     assert (len(fixture.placement.sequences), fixture.batch.shape[0]) == (0, 0)

@@ -11,7 +11,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.errors import StoredStateError
-from umbel.models.kv.stored import DiskCodec, Exported, HostArray
+from umbel.models.kv.disk_format import DiskCodec, Exported, HostArray
 
 from .. import zoo
 from ..scenario.bench import Ask, Bench, words

@@ -9,12 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.models import planner
 from umbel.models.batch_planner import ONE_CLASS, SHARED, prefix_groups
 from umbel.models.memory_profile import PlannedChunk
-from umbel.models.moves import Arrange, ClassShape, Enter, Leave, MakeContiguous, Seat, Share
-from umbel.models.planned_for import Rules
-from umbel.models.planner import plan_step
-from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan, PrefixGroup
+from umbel.models.planner import Rules
+from umbel.models.step_plan import (
+    EXACT_ROWS,
+    Arrange,
+    Call,
+    ClassShape,
+    Enter,
+    Kind,
+    Leave,
+    MakeContiguous,
+    PrefillPlan,
+    PrefixGroup,
+    Seat,
+    Share,
+    StepPlan,
+)
 
 
 @dataclass(eq=False)
@@ -30,7 +43,7 @@ class State:
 
     number: int
     offset: int
-    prefix: list[Span] = field(default_factory=list)
+    leased: list[Span] = field(default_factory=list)
     slot: int | None = None
     is_contiguous: bool = False
     suffix_is_full: bool = False
@@ -39,7 +52,7 @@ class State:
     @property
     def suffix_length(self) -> int:
         """What is after the prefix."""
-        return self.offset - sum(span.length for span in self.prefix)
+        return self.offset - sum(span.length for span in self.leased)
 
 
 @dataclass
@@ -76,6 +89,11 @@ class Batch:
 
 
 LEAST = Rules().least_class
+
+
+def plan_step(decode: Any, prefill: Any, batch: Any, rules: Rules, **more: Any) -> StepPlan:
+    """Plan for sequences and a batch in figures."""
+    return planner.plan_step(decode, prefill, batch, rules, **more)
 
 
 def planned(

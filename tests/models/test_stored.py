@@ -13,11 +13,11 @@ import pytest
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.backends import device_name
 from umbel.models.errors import StoredStateError
+from umbel.models.kv.checkpoints import PackedCheckpoint
+from umbel.models.kv.disk_format import DiskCodec, Exported
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.spans import PackedSpan, copied
-from umbel.models.kv.stored import DiskCodec, Exported, load_checkpoint, load_span
 
 from .. import zoo
 from ..scenario.memory_tools import words
@@ -78,7 +78,7 @@ class Stored:
     def advance(self, live: SequenceCache, tokens: list[int]) -> list[bytes]:
         """Advance a state; returns the logits' bits."""
         logits = self.model(mx.array([tokens]), cache=live.layers)
-        live.advanced(len(tokens))
+        live.add_tokens(len(tokens))
         mx.eval(logits, live.arrays())
         return bits([logits])
 
@@ -107,7 +107,7 @@ def test_from_disk_is_from_memory(
     checkpoint = None
     if state.checkpoint is not None:
         path = write(tmp_path, "c.safetensors", codec.export_checkpoint(state.checkpoint))
-        checkpoint = load_checkpoint(path)
+        checkpoint = HOST.load_checkpoint(path)
         assert bits(checkpoint.arrays) == bits(state.checkpoint.arrays)
         assert checkpoint.places == state.checkpoint.places
         assert checkpoint.records == state.checkpoint.records
@@ -123,7 +123,7 @@ def _through_files(codec: DiskCodec, span: PackedSpan, folder: Path) -> PackedSp
         saved_from = max(0, start - 20)  # of each file only the end is wanted
         path = write(folder, f"{start}.safetensors", codec.export_span(span, saved_from, stop))
         parts.append((path, start - saved_from, stop - saved_from))
-    return load_span(parts)
+    return HOST.load_span(parts)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3"])
@@ -131,15 +131,16 @@ def test_split_and_merged_spans_are_saved_alike(name: str, tmp_path: Path) -> No
     """It makes no difference whether a span was cut before it was saved, or after."""
     span = Stored(name, mx.float32).span
     assert span is not None
-    whole = load_span([(write(tmp_path, "w.safetensors", HOST.export_span(span, 0, 150)), 0, 150)])
+    path = write(tmp_path, "w.safetensors", HOST.export_span(span, 0, 150))
+    whole = HOST.load_span([(path, 0, 150)])
     left, right = PackedSpan(copied(span.storage, 0, 150)).split(60)
     files = [
         (write(tmp_path, "l.safetensors", HOST.export_span(left, 0, 60)), 0, 60),
         (write(tmp_path, "r.safetensors", HOST.export_span(right, 0, 90)), 0, 90),
     ]
-    assert bits(load_span(files).arrays) == bits(whole.arrays)
+    assert bits(HOST.load_span(files).arrays) == bits(whole.arrays)
     assert bits(left.merge(right).arrays) == bits(whole.arrays)
-    assert bits(load_span([(tmp_path / "w.safetensors", 60, 61)]).arrays) == bits(
+    assert bits(HOST.load_span([(path, 60, 61)]).arrays) == bits(
         PackedSpan(copied(whole.storage, 60, 61)).arrays
     )
 
@@ -149,7 +150,7 @@ def test_what_is_read_does_not_depend_on_its_file(tmp_path: Path) -> None:
     state = Stored("qwen3_next", mx.float32)
     assert state.checkpoint is not None
     path = write(tmp_path, "c.safetensors", HOST.export_checkpoint(state.checkpoint))
-    loaded = load_checkpoint(path)
+    loaded = HOST.load_checkpoint(path)
     path.write_bytes(b"\xff" * path.stat().st_size)
     assert bits(loaded.arrays) == bits(state.checkpoint.arrays)
 
@@ -176,9 +177,9 @@ def test_a_file_that_makes_no_sense_is_refused(damage: str, tmp_path: Path) -> N
         elif damage == "header":
             file.write_bytes(b"\xff" * 8 + whole[8:])
     with pytest.raises(StoredStateError):
-        load_checkpoint(path)
+        HOST.load_checkpoint(path)
     with pytest.raises(StoredStateError):
-        load_span([(other, 0, 150)])
+        HOST.load_span([(other, 0, 150)])
 
 
 def _fail(*_: object, **__: object) -> NoReturn:
@@ -202,9 +203,9 @@ def test_a_file_that_cannot_be_read_is_not_broken(
 
     def load(path: Path) -> None:
         if path == checkpoint:
-            load_checkpoint(path)
+            HOST.load_checkpoint(path)
         else:
-            load_span([(path, 0, 150)])
+            HOST.load_span([(path, 0, 150)])
 
     evaluate = mx.eval
     for path in (checkpoint, span):

@@ -20,13 +20,13 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
-from umbel.models.backends import Backend, choose
-from umbel.models.kv.check import problems as problems_of_state
+from umbel.models.backends import choose
+from umbel.models.backends.base import Backend
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.outputs import ForwardOutput
 from umbel.models.params import SamplingParams
 from umbel.models.runner import ModelRunner
+from umbel.models.sampling import ForwardOutput
 from umbel.models.step_plan import Call
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.kv_cache_manager import KVCacheManager
@@ -37,6 +37,7 @@ from umbel.scheduler.sequence import Sequence
 
 from .. import zoo
 from ..models.batch_fixture import mlx_lm_alone
+from ..placement_check import problems as problems_of_state
 from ..shared import limited, measured_once, shared_model
 
 if TYPE_CHECKING:

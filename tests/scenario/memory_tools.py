@@ -27,8 +27,8 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.config import Settings
 from umbel.daemon.models.assembly import Assembly, assemble, open_folders
 from umbel.daemon.models.memory_budget import MemoryBudget
-from umbel.models.backends import Backend, choose
-from umbel.models.kv.check import problems as problems_of_state
+from umbel.models.backends import choose
+from umbel.models.backends.base import Backend
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.params import Grammar, SamplingParams
@@ -42,6 +42,7 @@ from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.thread import Pace
 
 from .. import zoo
+from ..placement_check import problems as problems_of_state
 from ..shared import labelled, measured_once
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.backends import Backend
+from umbel.models.backends.base import Backend
 from umbel.models.backends.cpu import CPU
 from umbel.models.backends.cuda import CUDA
 from umbel.scheduler.errors import ComputationError

@@ -4,10 +4,10 @@ import pytest
 
 from umbel.cachestore.check import problems
 from umbel.models.kv import spans
-from umbel.models.kv.check import problems as problems_of_state
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
+from ..placement_check import problems as problems_of_state
 from .bench import Ask, Bench, words
 
 LONGEST = 64

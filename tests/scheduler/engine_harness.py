@@ -14,13 +14,13 @@ import pytest
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
-from umbel.models.kv.check import problems as problems_of_state
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.planned_for import Rules
+from umbel.models.planner import Rules
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
 from ..fakes import busy
+from ..placement_check import problems as problems_of_state
 from ..scenario import bench
 from ..scenario.bench import Ask, Bench, LogProbs, Outcome, words
 from ..scenario.test_exactness import TOLERANCE

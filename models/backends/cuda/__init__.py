@@ -6,20 +6,19 @@ from typing import Any
 import mlx.core as mx
 
 from .. import Limits
-from ..metal import LIMITS as METALS
-from ..metal import Metal
+from ..base import LIMITS, Backend
 from .gated_delta import update
 from .planned import LARGEST, attend_causally
 from .short_convolution import ShortConvolution, computes
 
-LIMITS = replace(METALS, host_reads=False, freed_bytes=8 << 30)
+_LIMITS = replace(LIMITS, host_reads=False, freed_bytes=8 << 30)
 
 
 @dataclass(frozen=True)
-class Cuda(Metal):
-    """MLX's kernels, but where these are many launches, or planned for each shape."""
+class Cuda(Backend):
+    """MLX's kernels, except where these are many launches, or planned for each shape."""
 
-    limits: Limits = LIMITS
+    limits: Limits = _LIMITS
     length_multiple: int = 8
     launches_layers: bool = True
 

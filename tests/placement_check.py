@@ -1,19 +1,14 @@
-"""Checks that each token of each running sequence is in one place; the tests call it."""
+"""Checks that each token of each running sequence is in one place."""
 
 from collections.abc import Iterable, Iterator
 
-from .length_classes import LengthClasses
-from .placement import Placement
-from .sequence_cache import SequenceCache
+from umbel.models.kv.length_classes import LengthClasses
+from umbel.models.kv.placement import Placement
+from umbel.models.kv.sequence_cache import SequenceCache
 
 
 def problems(placement: Placement, caches: Iterable[SequenceCache]) -> list[str]:
-    """Describe every token that is in no place, or in two; empty when there is none.
-
-    Args:
-        placement: of the sequences.
-        caches: of all sequences that run.
-    """
+    """Describe every token that is in no place, or in two; empty when there is none."""
     found = [problem for cache in caches for problem in _problems_of(placement, cache)]
     if placement.own is not None:
         found += _seat_problems(placement.own, set(placement.sequences))
