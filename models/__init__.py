@@ -1,18 +1,18 @@
 """Everything that knows mlx and mlx-lm.
 
-Importing this package settles what must be settled before `mlx.core` is first imported: it
-puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, gives MLX a folder of
-this user's own for compiled code, takes back a bound that would end a CUDA daemon, and has MLX keep
-more graphs and plans there. It must therefore stay free of imports that reach mlx.
+Importing this package prepares the process for `mlx.core`, before that is first imported: it loads
+OpenBLAS in front of the reference BLAS of MLX's Linux CPU wheel, and sets MLX's folder of compiled
+code and the bounds of its CUDA caches. So it must not import mlx.
 """
 
 from .backends.blas import preload
 from .backends.environment import keep_kernels, set_bounds
 
 BLAS = preload()
-"""What stands behind MLX's matrix products on the CPU of this process."""
+"""The BLAS of MLX's matrix products on this process's CPU."""
 
 KERNELS = keep_kernels()
-"""Where MLX's compiled code lies."""
+"""The folder of MLX's compiled code."""
+
 
 set_bounds()

@@ -35,6 +35,7 @@ ONE_CLASS = 1 << 62
 SHARED = 32
 """Longest end of shared spans, in tokens, that a row copies."""
 
+
 _LEAST_POSITIONS = 64
 
 

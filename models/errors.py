@@ -1,4 +1,4 @@
-"""What can go wrong between a name and a model that answers."""
+"""Errors of models: of their names, files, state, templates and grammars."""
 
 
 class ModelError(Exception):
@@ -14,7 +14,7 @@ class DownloadError(ModelNotFoundError):
 
 
 class DownloadStoppedError(DownloadError):
-    """Somebody stopped the download; what has arrived is kept."""
+    """The download was stopped; the part that has arrived is kept."""
 
 
 class ModelLoadError(ModelError):
@@ -22,11 +22,11 @@ class ModelLoadError(ModelError):
 
 
 class UnsupportedCacheError(ModelLoadError):
-    """A layer keeps its state in a class that is not known here."""
+    """A layer keeps its state in an unknown class."""
 
 
 class NotBatchableError(Exception):
-    """These layer states, or what the model does with them, cannot run as rows of a batch."""
+    """A model's layer states, or its use of them, cannot run as rows of a batch."""
 
 
 class StoredStateError(ValueError):
@@ -50,11 +50,11 @@ class TemplateTimeoutError(RuntimeError):
 
 
 class GrammarError(ValueError):
-    """An answer cannot be held to what was asked for.
+    """A requested grammar or schema is not supported.
 
     Attributes:
-        place: where in the schema the fault lies, as `properties.city.pattern`; empty for all of
-            it, or where there is no schema.
+        place: of the fault in the schema, as `properties.city.pattern`; empty for all of it, or
+            where there is no schema.
     """
 
     def __init__(self, message: str, place: str = "") -> None:
@@ -63,4 +63,4 @@ class GrammarError(ValueError):
 
 
 class MatcherError(RuntimeError):
-    """A grammar could not be followed on; the message says why."""
+    """A grammar's matcher failed; the message says why."""

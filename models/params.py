@@ -1,4 +1,4 @@
-"""What requests and settings ask of a model: plain data, free of mlx."""
+"""Parameters of requests and settings for a model: plain data, free of mlx."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """One request's sampling parameters, already validated.
 
     Attributes:
-        seed: with the position, the whole source of randomness: the same seed gives the
-            same tokens alone or in a crowd.
+        seed: with the position, the only source of randomness: the same seed gives the same tokens
+            alone or in a batch.
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens whose probabilities reach this sum; 1 is off.
         top_k: keep this many of the likeliest tokens; 0 is off.
@@ -38,9 +38,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         repetition_penalty: divides the logits of tokens of prompt and answer; 1 is off.
         presence_penalty: taken once from the logit of each token of the answer.
         frequency_penalty: taken once for each time the token stands in the answer.
-        logit_bias: token id to what is added to its logit.
-        top_logprobs: how many of the likeliest tokens are told, with their log-probabilities,
-            beside that of the chosen one; None tells neither, and costs nothing.
+        logit_bias: a number for a token's id, which is added to its logit.
+        top_logprobs: number of the likeliest tokens whose log-probabilities are returned, beside
+            that of the chosen one; None returns none, and costs nothing.
     """
 
     seed: int
@@ -56,19 +56,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the likeliest token is always taken."""
         return self.temperature == 0.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """What sampling needs to know of one request at one step.
+    """One request's input of sampling at one step.
 
     Attributes:
-        params: the request's parameters.
+        params: of the request.
         prompt: its prompt tokens, read by the repetition penalty only.
         output: its tokens so far; their number is the position of the draw.
-        mask: no other tokens are chosen; None allows all.
+        mask: of the tokens that may be chosen; None allows all.
     """
 
     params: SamplingParams
@@ -82,11 +82,11 @@ class Matcher(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end can follow."""
+        """True if only end-of-text may follow."""
         ...
 
     def consume(self, token: int) -> None:
-        """Take the answer's next token; raises where it is not allowed."""
+        """Take the answer's next token; raise a MatcherError if it is not allowed."""
         ...
 
     def mask(self) -> Mask:
@@ -95,7 +95,7 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """What an answer is held to; `models.text.grammar.matcher.Grammar` is the real one."""
+    """A compiled grammar, as `models.text.grammar.matcher.Grammar` is."""
 
     def matcher(self) -> Matcher:
         """Begin an answer."""
@@ -103,10 +103,10 @@ class Grammar(Protocol):
 
 
 class LogProbs(NamedTuple):
-    """What the model itself gave a token, before temperature and penalties.
+    """Log-probabilities before temperature and penalties.
 
     Attributes:
-        chosen: log-probability of the token that was chosen.
+        chosen: of the chosen token.
         top: the likeliest tokens with theirs, likeliest first.
     """
 

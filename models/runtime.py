@@ -1,4 +1,4 @@
-"""The mlx runtime of this process: device, memory, and the end of its thread."""
+"""MLX in this process: device, memory, launches, and the end of its thread."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class MemoryStatistics:
     Attributes:
         active: held by live arrays, weights included.
         cached: freed by arrays and kept by the allocator for the next ones.
-        peak: the most that was ever active.
+        peak: upper bound of `active` so far.
     """
 
     active: int
@@ -50,10 +50,7 @@ def memory_statistics() -> MemoryStatistics:
 
 
 def peak_of(work: Callable[[], T]) -> tuple[T, int]:
-    """Do something; return what it returned, and the bytes it took for the while.
-
-    These are the most that was active during it, over what was active before or after it.
-    """
+    """Run `work`; return its result, and the peak of active bytes over those before or after."""
     mx.synchronize()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -86,19 +83,15 @@ def launch_in_turn(layers: Sequence[Any]) -> None:
 def release_thread() -> None:
     """Finish and drop this thread's streams: its last MLX call.
 
-    A process that exits soon after a thread with live streams ended is aborted by the
-    C++ runtime ("terminate called without an active exception"). After this call the
-    thread cannot use MLX again.
+    The C++ runtime aborts a process that exits soon after a thread with live streams ended
+    ("terminate called without an active exception").
     """
     mx.synchronize()
     mx.clear_streams()
 
 
 def matmul_gflops(size: int = 1024) -> float:
-    """Measure fp32 matrix products on the default device, in GFLOP/s.
-
-    Takes milliseconds with a fast BLAS and about a second with the reference one.
-    """
+    """Measure fp32 matrix products, in GFLOP/s: a second with the reference BLAS, else less."""
     a = mx.ones((size, size))
     mx.eval(a @ a)
     start = time.perf_counter()
@@ -106,18 +99,4 @@ def matmul_gflops(size: int = 1024) -> float:
     return 2 * size**3 / (time.perf_counter() - start) / 1e9
 
 
-__all__ = [
-    "BLAS",
-    "MemoryStatistics",
-    "device_memory",
-    "device_name",
-    "give_freed_memory_back",
-    "keep_freed_memory",
-    "launch",
-    "launch_in_turn",
-    "matmul_gflops",
-    "memory_statistics",
-    "peak_of",
-    "release_thread",
-    "resident_bytes",
-]
+__all__ = ["BLAS", "device_memory", "device_name"]  # of other modules, for importers of this one

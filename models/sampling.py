@@ -15,7 +15,7 @@ import numpy as np
 from .params import LogProbs, Row, SamplingParams, Token
 from .runtime import launch
 
-# Below this a draw is greedy but for ties, and dividing by much less overflows to NaN.
+# Below this a draw is greedy except for ties, and dividing by much less overflows to NaN.
 _LEAST_TEMPERATURE = 1e-6
 _MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads consecutive positions over keys
 

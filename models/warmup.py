@@ -1,8 +1,8 @@
 """Warm-up: a prompt and batches of 1, 2, 4 … rows, computed before the first request.
 
-A CUDA device compiles or loads a kernel when it first meets it: the first batch of four rows took
-5 s on an H200 that had never run the model. Streams would stand still for that long. Later
-processes find the compiled kernels on disk. Metal takes milliseconds.
+CUDA compiles or loads a kernel at its first use: the first batch of four rows took 5 s on an H200
+that had never run the model. Streams would stand still for that long. Later processes find the
+compiled kernels on disk. Metal takes milliseconds.
 """
 
 import itertools
@@ -25,9 +25,9 @@ SECONDS = 40.0
 TURN = 16
 """Tokens of each sequence's own prompt, and of the last chunk of the shared one."""
 
-_WORDS = range(8)  # tokens that all prompts consist of
+_WORDS = range(8)  # the tokens of all prompts
 _STEPS = 3  # per number of rows: the batch is made, grows by a token, and overlaps the step before
-_OTHERS = 4  # a row in so many has a prompt of its own: not all read the shared one
+_OTHERS = 4  # one row in this many has a prompt of its own: not all read the shared one
 _NO_LIMIT = 1 << 62
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
 _DRAWN = SamplingParams(seed=0)
@@ -45,9 +45,8 @@ _EVERYTHING = SamplingParams(
 
 log = structlog.get_logger()
 
-
 _Prefix = tuple[int, Sequence[PackedSpan], PackedCheckpoint | None]
-"""Where a sequence resumes; see `ModelRunner.open`."""
+"""Arguments of `ModelRunner.open`."""
 _NOTHING: _Prefix = (0, (), None)
 
 
@@ -64,10 +63,10 @@ def warm_up(
     clock: Callable[[], float] = time.monotonic,
     go_on: Callable[[], object] = lambda: None,
 ) -> None:
-    """Compute a prompt in chunks, then decode with 1, 2, 4 … rows; leave nothing behind.
+    """Compute a prompt in chunks, then decode with 1, 2, 4 … rows; keep no state.
 
-    Most rows share the prompt, as a system prompt is shared. A warm-up that would exceed a limit
-    stops early and logs which one.
+    Most rows share the prompt, like a system prompt. A warm-up that would exceed a limit stops
+    early and logs which one.
 
     Args:
         runner: of the model. Nothing may run on it.
@@ -75,7 +74,7 @@ def warm_up(
         chunk: the most tokens of a prompt that are computed at once.
         nbytes: upper bound of state and of computing, together.
         clock: seconds, monotonic.
-        go_on: called before each call of the model. What it raises ends the warm-up.
+        go_on: called before each call of the model. An error that it raises ends the warm-up.
     """
     began = clock()
     run = _WarmUp(runner, nbytes, lambda: clock() - began < SECONDS, go_on)
@@ -99,11 +98,7 @@ def _batch_sizes(most: int) -> list[int]:
 
 
 class _WarmUp:
-    """The sequences and the shared state of one warm-up.
-
-    Attributes:
-        steps: decode steps that were run.
-    """
+    """The sequences and the shared state of one warm-up."""
 
     def __init__(
         self,
@@ -122,14 +117,7 @@ class _WarmUp:
         self._held = 0  # bytes of its stored state
 
     def compute(self, *chunks: int) -> None:
-        """Compute the prompt that rows share, and store its state.
-
-        Args:
-            chunks: tokens of each call.
-
-        Raises:
-            _LimitError: the next call would exceed a limit.
-        """
+        """Compute the prompt that rows share, in chunks of so many tokens, and store its state."""
         cache, checkpoint = self._open(_NOTHING), None
         for tokens in chunks:
             self._prefill(cache, tokens, completes=False)
@@ -148,9 +136,6 @@ class _WarmUp:
         """Start sequences until there are so many, and decode a few steps.
 
         Then one sequence ends, and the others decode beside a row that is free.
-
-        Raises:
-            _LimitError: the next call would exceed a limit.
         """
         for row in range(len(self._caches), rows):
             own = row % _OTHERS == _OTHERS // 2
@@ -197,11 +182,7 @@ class _WarmUp:
             self._runner.prefill(words, cache)
 
     def _allow(self, nbytes: int) -> None:
-        """Check that `nbytes` more are within the limits.
-
-        Raises:
-            _LimitError: they are not.
-        """
+        """Raise a `_LimitError` unless there are time and `nbytes` more for the next call."""
         self._go_on()
         if not self._has_time():
             raise _LimitError("time")
@@ -211,7 +192,7 @@ class _WarmUp:
 
 
 def _samplings(vocab: int) -> list[list[Row]]:
-    """Options of the rows, in turn: all under a grammar's mask, drawn, both, and greedy."""
+    """Options of the rows, in turn: masked with all options, drawn, both kinds, and greedy."""
     mask = np.full(-(-vocab // 32), 2**32 - 1, np.uint32)
     masked = Row(_EVERYTHING, _WORDS, _WORDS, mask)
     greedy, drawn = (Row(params, _WORDS, _WORDS) for params in (_GREEDY, _DRAWN))

@@ -16,8 +16,8 @@ import structlog
 
 from ...cachestore.disk.model_folders import ModelFolders
 from ...models.backends import limits_of
-from ...models.load.faults import failures_in_words
 from ...models.load.loader import OpenedModel, Source, find
+from ...models.load.probe import failures_in_words
 from ...models.load.watch import Progress, Watch
 from ...models.params import KVQuantization
 from ...models.runtime import BLAS, device_memory, device_name, give_freed_memory_back

@@ -15,7 +15,7 @@ from .rows import RowsLayer, Step
 
 
 class Gathering:
-    """What all gathered layers of a batch have in common.
+    """The masks and the gathering of all layers of a batch.
 
     Args:
         step: of the batch.

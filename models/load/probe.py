@@ -1,5 +1,6 @@
-"""Tries out if a loaded model gives a sequence in a batch what it gives the sequence alone."""
+"""Tries out if a loaded model gives a sequence in a batch the logits and state it has alone."""
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,14 +8,14 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx_lm
+import structlog
 
 from ..backends.base import Backend
 from ..backends.prepare import OutputRows
-from ..errors import NotBatchableError
+from ..errors import ModelError, ModelLoadError, NotBatchableError
 from ..kv.batch_cache import BatchCache
 from ..kv.placement import Placement
 from ..planner import Rules, plan_decode
-from .faults import explain
 from .measured import key_of, measured_once
 from .trials import (
     NEIGHBOURS,
@@ -29,11 +30,14 @@ from .trials import (
     states_of,
 )
 
-_APART = 0.01
-"""Of the logits' spread, by which neighbours may move a row at most: a step of the same shapes
-rounds alike, whatever stands in other rows."""
+log = structlog.get_logger()
 
-_FORMAT = 8  # of what is kept
+_NEIGHBOURS_MOVE = 0.01
+"""Share of the logits' spread by which neighbours may move a row at most: a step of the same shapes
+rounds alike, whatever other rows hold."""
+
+_PACKAGE = __name__.partition(".")[0]
+_FORMAT = 8  # of the kept results
 _KEPT = ("batches", "mask_axes", "reads_parts", "head_known")
 
 _PROMPT = (6, 7, 8, 9, 10)
@@ -47,8 +51,8 @@ class Probed(NamedTuple):
     """The results of trying a model out.
 
     Attributes:
-        one_by_one: why its sequences must decode one by one; None if they can run in batches.
-        mask_axes: how they run in batches; see `batch_cache.BatchCache`.
+        one_by_one: the reason to decode its sequences one by one; None if batches are exact.
+        mask_axes: of its batches; see `batch_cache.BatchCache`.
         reads_parts: a single token's attention reads prefix and suffix one by one. An attention
             that is the model's own, or computes with the keys, asks for them in one piece.
         head_known: the layer that computes logits is known, so that it can compute few.
@@ -61,14 +65,14 @@ class Probed(NamedTuple):
 
 
 def probed_once(folder: Path | None, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
-    """Return what was found out at an earlier start; try it out where there was none.
+    """Return the result of an earlier start, if there is one that batches; else of a probe now.
 
-    Why a model decodes one by one is in words, which are not kept: that is tried out anew.
+    A reason against batches is not kept, because it is in words.
 
     Args:
-        folder: where it is kept; None tries it out now.
+        folder: of the results; None keeps none.
         of: the names of the model and of its backend there.
-        probe: tries it out.
+        probe: tries the model out.
     """
 
     def figures() -> dict[str, float]:
@@ -84,7 +88,7 @@ def probed_once(folder: Path | None, of: Iterable[Any], probe: Callable[[], Prob
 
 
 class _Interruption(BaseException):
-    """Carries an error past code that catches the model's own."""
+    """Carries an error past code that catches a model's."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -93,10 +97,10 @@ class _Interruption(BaseException):
 
 @contextmanager
 def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[..., mx.array]]:
-    """Give a function that calls a model after each `go_on`. An error of `go_on` is raised here.
+    """Yield a function that calls a model after each `go_on`, and raise an error of `go_on`.
 
-    To try out and to measure a model takes dozens of calls, for which a daemon that is stopped
-    does not wait.
+    Probes and measurements take dozens of calls, and a daemon that is stopped does not wait for
+    them.
     """
 
     def call(*args: Any, **options: Any) -> mx.array:
@@ -116,11 +120,11 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
 def probe(trials: Trials, backend: Backend, outputs: OutputRows) -> Probed:
     """Try out how rows of a batch get the logits and state that single sequences get.
 
-    Models use what their caches return in many ways (MLA computes with the keys itself, some
-    layers read another layer's keys), so this is measured on the loaded model, and not looked
-    up. Three short sequences decode two tokens each. Two things are asked:
+    Models use cached keys in many ways (MLA computes with the keys itself, some layers read another
+    layer's keys), so this is measured on the loaded model. Three short sequences decode two tokens
+    each. Batches must fulfil two conditions:
 
-    - A row's logits do not depend on what its neighbours hold.
+    - A row's logits do not depend on its neighbours' tokens.
     - Its logits and its state differ from those of the sequence alone by no more than the model's
       own rounding; see `Trials.rounding`.
 
@@ -140,7 +144,7 @@ def probe(trials: Trials, backend: Backend, outputs: OutputRows) -> Probed:
 
 
 def _why_not(trials: Trials, backend: Backend, mask_axes: int) -> str | None:
-    """Try out one way; returns the reason against it, or None."""
+    """Try out one way; return the reason against it, or None."""
     rounding = trials.rounding
     try:
         together = _together(trials, backend, PROBED, mask_axes)
@@ -155,7 +159,7 @@ def _why_not(trials: Trials, backend: Backend, mask_axes: int) -> str | None:
         return str(error)
     except (AttributeError, TypeError, ValueError) as error:
         return explain(error)
-    if not moved <= min(_APART, allowed(rounding.logits)):  # a NaN is no answer either
+    if not moved <= min(_NEIGHBOURS_MOVE, allowed(rounding.logits)):  # a NaN fails, too
         return (
             f"rows of a batch would change each other's answers: with other neighbours logits "
             f"differ by {moved:.2g} of their spread"
@@ -178,7 +182,7 @@ def _reads_parts(trials: Trials) -> bool:
 
 
 def _head_known(trials: Trials, outputs: OutputRows) -> bool:
-    """Heads are found by their names, and a layer within a model may have the name of one."""
+    """True if the layer that has a head's name computes the logits, and no inner layer does."""
     expected = trials.forward(trials.layout.open(), _PROMPT)[:, -1]
     try:
         with outputs.only([len(_PROMPT) - 1]):
@@ -208,3 +212,47 @@ def _together(trials: Trials, backend: Backend, trial: Trial, mask_axes: int) ->
     together = mx.stack(logits)
     mx.eval(together)
     return Outcome(together, states_of(caches, placement=placement))
+
+
+def explain(error: Exception) -> str:
+    """Name the reason why a trial of a batch failed.
+
+    A model may use a layer's state in a way that a batch does not support: that raises in the
+    model's code. An error in umbel's own code is logged: otherwise it would pass for such a model,
+    which is only slower.
+    """
+    module = _module_of(error)
+    if isinstance(error, ValueError) or module.partition(".")[0] != _PACKAGE:
+        return f"the model does with a layer's state what a batch cannot: {error}"
+    reason = f"a fault of {_PACKAGE}'s own, in {module}: {type(error).__name__}: {error}"
+    log.error("batching probe failed; sequences decode one by one", reason=reason)
+    return reason
+
+
+@contextmanager
+def failures_in_words(name: str, *passed: type[Exception]) -> Iterator[None]:
+    """Turn errors that a model raises while it is tried out into a `ModelLoadError`.
+
+    Args:
+        name: of the model.
+        passed: errors that have another cause, and pass as they are.
+
+    Raises:
+        ModelLoadError: the model failed.
+    """
+    in_words: tuple[type[Exception], ...] = (ModelError, *passed)
+    try:
+        yield
+    except in_words:
+        raise
+    except Exception as error:
+        log.debug("model failed in its probe", model=name, exc_info=error)
+        raise ModelLoadError(
+            f"{name} fails when it is tried out, with {type(error).__name__} in "
+            f"{_module_of(error)}: {error}"
+        ) from error
+
+
+def _module_of(error: Exception) -> str:
+    last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+    return str(last.f_globals.get("__name__", ""))

@@ -1,4 +1,4 @@
-"""Sequences to try a loaded model out with. What they begin with is computed once."""
+"""Sequences to try a loaded model out with. Their prefixes are computed once."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -15,7 +15,7 @@ from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
 from ..kv.spans import PackedSpan
 
-_MANY = 18  # with one token more: no multiple of what CUDA's products are fast for
+_MANY = 18  # with one token more: a prefix that CUDA's products are slow for
 _PREFIX = (*(1, 2, 3, 4) * _MANY, 5)
 _OTHER = (*(4, 3, 1, 1) * _MANY, 2)
 _CUTS = (1 << 20, 25)  # tokens of a chunk: a prompt at once, and in a few pieces
@@ -34,8 +34,8 @@ class Trial(NamedTuple):
     """Three sequences: two lease a prefix, one does not.
 
     Attributes:
-        prefix: tokens that the first two begin with.
-        own: what each of them has of its own.
+        prefix: the first tokens of the first two.
+        own: the own tokens of each.
         decoded: tokens that they decode, by step.
     """
 
@@ -53,14 +53,14 @@ PROBED = Trial(_PREFIX, ((6, 7, 8), (9,), (2, 9, 4)), ((3, 4, 5), (6, 7, 8)))
 """Its longest prompt has 25 times as many tokens as its shortest."""
 
 NEIGHBOURS = (
-    # What each row's neighbours could hold instead: as many tokens, so that shapes stay.
+    # Other tokens for each row's neighbours: as many, so that shapes stay.
     (0, Trial(_PREFIX, ((6, 7, 8), (5,), (7, 3, 3)), ((3, 9, 1), (6, 2, 4)))),
     (2, Trial(_OTHER, ((5, 2, 9), (8,), (2, 9, 4)), ((8, 1, 5), (2, 9, 8)))),
 )
 
 
 class Outcome(NamedTuple):
-    """Logits of some sequences, and the state that they leave.
+    """Logits of some sequences, and their state afterwards.
 
     Attributes:
         logits: `[..., rows, V]`.
@@ -183,14 +183,12 @@ def states_of(
     last: Sequence[int] | None = None,
     placement: Placement | None = None,
 ) -> list[mx.array]:
-    """Take the state of sequences, which are of no more use, in the order of their tokens.
-
-    Layers come first in each array.
+    """Take the state of sequences, in the order of their tokens, layers first in each array.
 
     Args:
-        caches: as above.
-        last: how many tokens of each are of interest; None for all that it does not lease.
-        placement: of those that decode in a batch.
+        caches: of the sequences, which do not continue.
+        last: number of each one's newest tokens; None for all after the leased ones.
+        placement: of sequences in a batch.
     """
     states: list[mx.array] = []
     for number, cache in enumerate(caches):
@@ -211,7 +209,7 @@ def allowed(rounding: float) -> float:
 
 
 def difference(outcome: Outcome, expected: Outcome) -> Difference:
-    """Compare an outcome with the one that is right."""
+    """Compare an outcome with the expected one."""
     pairs = zip(outcome.states, expected.states, strict=True)
     return Difference(
         deviation(outcome.logits, expected.logits),
@@ -220,7 +218,7 @@ def difference(outcome: Outcome, expected: Outcome) -> Difference:
 
 
 def largest(values: Iterable[float]) -> float:
-    """The largest value, 0 of none; one that is not a number is larger than any."""
+    """The largest value, 0 of none; a NaN is larger than any."""
     return float(np.max([0.0, *values]))
 
 
@@ -241,7 +239,7 @@ def _of_states(state: mx.array, expected: mx.array) -> float:
 
 
 def _is_float(array: mx.array) -> bool:
-    """False for the packed integers of quantised keys, whose scales tell as much."""
+    """False for the packed integers of quantised keys: their scales are compared."""
     return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
