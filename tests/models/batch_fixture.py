@@ -128,7 +128,7 @@ class BatchFixture:
         return self.agents[-1]
 
     def store(self, agent: Agent) -> Branch:
-        """Store all that an agent has, and have it start there anew."""
+        """Store all that an agent has, and restart it from there."""
         checkpoint = self.captured(agent)
         span = self.placement.suffix_span(agent.cache)
         spans = [*agent.cache.leased, *([] if span is None else [span])]
@@ -154,7 +154,7 @@ class BatchFixture:
             self.placement.lease(agent.cache, [*agent.cache.leased, span])
 
     def branch(self, length: int, after: Branch | None = None) -> Branch:
-        """Compute and store a prompt that nobody goes on with."""
+        """Compute and store a prompt without a sequence."""
         agent = self.come(after, length)
         self.agents.remove(agent)
         return self.store(agent)

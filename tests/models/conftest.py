@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def kernels(kernel_folder: "Path") -> "Iterator[list[EmulatedKernel]]":
-    """Have CUDA kernels run on the CPU; gives those that are made."""
+    """Run CUDA kernels on the CPU; yields those that are made."""
     from .cuda_emulator import emulated  # noqa: PLC0415  (it imports MLX)
 
     with emulated(kernel_folder) as made:

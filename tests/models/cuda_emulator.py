@@ -249,7 +249,7 @@ class EmulatedKernel:
 
 @contextmanager
 def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
-    """Have CUDA kernels run on the CPU; gives those that are made.
+    """Run CUDA kernels on the CPU; yields those that are made.
 
     Args:
         folder: for what is compiled.

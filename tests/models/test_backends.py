@@ -42,7 +42,6 @@ def test_metal_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metal_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the host reads is copied there all the same, and the card's memory is free."""
     monkeypatch.setattr(backends, "device_name", lambda: "cuda")
     chosen = choose("metal")
     assert type(chosen) is Backend

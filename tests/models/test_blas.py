@@ -17,7 +17,7 @@ from umbel.models.backends import blas
 
 
 def cpu_wheel() -> bool:
-    """Whether this environment has MLX's Linux CPU backend."""
+    """True if this environment has MLX's Linux CPU backend."""
     try:
         distribution("mlx-cpu")
     except PackageNotFoundError:
@@ -68,7 +68,7 @@ def test_openblas_is_loaded_and_used() -> None:
 
 @on_cpu_wheel
 def test_mlx_multiplies_with_the_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who imports umbel has it in front of MLX's, and it multiplies."""
+    """An import of umbel loads it in front of MLX's, and it multiplies."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     printed = python(
         "import ctypes, pathlib, umbel.models\n"
@@ -179,7 +179,7 @@ def test_kernels_are_those_of_the_instructions(
 @on_cpu_wheel
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are of x86-64")
 def test_no_processor_computes_as_in_2004(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with the instructions for it, which OpenBLAS need not know; nobody else is told."""
+    """Kernels follow the instructions, and child processes keep their environment."""
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     chosen = blas.kernels()
     if chosen is None:

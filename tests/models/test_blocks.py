@@ -199,7 +199,7 @@ def test_anything(
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_halves_are_mlx_own(dtype: mx.Dtype) -> None:
-    """What is not fp32 goes to MLX's kernel, bit by bit."""
+    """Other types than fp32 go to MLX's kernel, bit by bit."""
     q, k, v = (mx.array(array).astype(dtype) for array in random_inputs(1, (4, 2), 130, 140))
     result = HERE.attend(q, k, v, SCALE, "causal", None)
     own = mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask="causal")
@@ -237,7 +237,7 @@ def test_scores_stay_small() -> None:
     [(1, 1), (2, 2), (3, 40), (71, 600), (130, 512), (512, 512), (300, 1500), (1024, 1024)],
 )
 def test_planned(heads: tuple[int, int], count: int, held: int, *, sinks: bool) -> None:
-    """What is added to few shapes changes nothing."""
+    """Padding changes nothing."""
     inputs = random_inputs(2, heads, count, held)
     logits = np.linspace(-1, 1, heads[0], dtype=np.float32) if sinks else None
     queries, keys, values = map(mx.array, inputs)

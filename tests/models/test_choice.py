@@ -95,7 +95,7 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def test_asking_changes_no_token() -> None:
-    """Every row's token is the same, whoever asks for log-probabilities, and as if alone."""
+    """Log-probabilities of any row change no row's token."""
     logits = random_logits(len(MIXED))
     silent = [row(each.output, **_without_logprobs(each)) for each in MIXED]
     ids = [token.id for token in chosen(logits, MIXED).read()]

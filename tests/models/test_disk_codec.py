@@ -98,7 +98,7 @@ def test_what_is_handed_over_is_counted_until_it_is_let_go_of() -> None:
 def test_parts_are_short(
     codec: DiskCodec, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever writes copies no more than one at a time; in order they are the array."""
+    """The writer copies one at a time; in order they are the array."""
     span = Stored("gemma3_text", mx.float32).span
     assert span is not None
     monkeypatch.setattr(disk_format, "_PIECE", piece)

@@ -1,4 +1,4 @@
-"""What plans are priced at, held to the allocator while they run, over random batches."""
+"""Prices of plans, held to the allocator while they run, over random batches."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ class Accountant(BatchFixture):
     ("name", "seed"), [*each(range(2)), *[(name, seed) for name in CLASSES for seed in (2, 3)]]
 )
 def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
-    """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
+    """Sequences start, end, wait, run alone, are packed or copied into one piece."""
     fixture = Accountant(name, seed, least_class=24)
     rng = fixture.rng
     branches = [Branch(), fixture.branch(rng.randrange(40, 120))]
@@ -94,7 +94,7 @@ def test_rows_that_move_take_no_copies_of_all_rows(name: str) -> None:
 
 
 def test_who_takes_a_free_row_brings_its_windows() -> None:
-    """What sliding layers hold is put in order before it is written into a row that is there."""
+    """Windows are put in order before they are written into an existing row."""
     fixture = Accountant(
         "gemma3_text", sliding_window=512, num_hidden_layers=12, sliding_window_pattern=6
     )

@@ -1,4 +1,4 @@
-"""What is asked of a model before its sequences run as rows of one batch."""
+"""Conditions for a model's sequences to run as rows of one batch."""
 
 import re
 from collections.abc import Callable
@@ -175,7 +175,7 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
 
 @pytest.mark.parametrize("reason", [None, "it cannot"])
 def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
-    """A later start does not try it out again, but for the words of why not."""
+    """A later start does not try it out again, except for the reason against batches."""
     found, tried = probe.Probed(reason, 4, reads_parts=True), []
 
     def try_out() -> probe.Probed:

@@ -60,7 +60,7 @@ def span(pair: Pair, start: int, stop: int, bits: int) -> PackedSpan:
 
 
 def expected(queries: mx.array, pair: Pair, bits: int) -> mx.array:
-    """What mlx-lm makes of a sequence alone."""
+    """mlx-lm's attention of a sequence alone."""
     cache = QuantizedKVCache(group_size=GROUP, bits=bits)
     keys, values = cache.update_and_fetch(*pair)
     output: mx.array = base.scaled_dot_product_attention(
@@ -139,7 +139,7 @@ def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
 
 
 def test_a_model_that_attends_by_itself_is_no_batch() -> None:
-    """What is gathered are plain arrays."""
+    """Gathered keys are plain arrays."""
     layout = CacheLayout(zoo.make("llama"), KVQuantization(8, 32))
     with pytest.raises(NotBatchableError, match="attends by itself"):
         BatchCache(layout.open().layers, choose(), mask_axes=4)

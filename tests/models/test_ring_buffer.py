@@ -37,7 +37,7 @@ def ring_buffer(limit: int, rows: int) -> RingBuffer:
 
 
 def make_room(buffer: RingBuffer, tokens: int) -> None:
-    """Have positions for so many tokens in a row, as plans do; fewer where no row has any."""
+    """Make positions for so many tokens in a row, as plans do; fewer where no row has any."""
     positions = min(positions_for(tokens), buffer.limit)
     if not any(buffer.lengths) and positions < buffer.positions:
         rows = buffer.rows
@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         self.count = 0
 
     def fresh(self, count: int) -> list[int]:
-        """Make up tokens that nobody had."""
+        """Make up new tokens."""
         self.count += count
         return list(range(self.count - count, self.count))
 
@@ -279,7 +279,7 @@ def test_a_row_that_is_put_does_not_move_others() -> None:
 
 
 def test_positions_shrink_when_nobody_needs_them() -> None:
-    """What was wide for rows that left is narrow again for a short newcomer."""
+    """A buffer of long rows that left becomes narrow for a short new row."""
     buffer = ring_buffer(512, 2)
     put(buffer, 0, list(range(400)))
     buffer.free(0)

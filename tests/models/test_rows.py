@@ -95,7 +95,7 @@ def test_standing_up_and_sitting_down(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_is_read_in_its_seat(name: str) -> None:
-    """What is captured and packed in a slot restores the sequence, and the slot goes on."""
+    """State captured and packed in a slot restores the sequence, and the slot continues."""
     fixture = BatchFixture(name)
     branch = fixture.branch(50)
     first, *_ = [fixture.come(branch, prompt) for prompt in (3, 40, 0)]
@@ -220,7 +220,7 @@ def shared(fixture: BatchFixture) -> list[tuple[int, set[int]]]:
 
 @pytest.mark.parametrize("name", ["llama", "falcon_h1", "gpt_oss", "gemma2"])
 def test_nested_sharing(name: str) -> None:
-    """Each level of a nested prompt is read once by those who lease it, also when it is cut."""
+    """Each level of a nested prompt is read once for its rows, also when it is cut."""
     fixture = BatchFixture(name)
     system = fixture.branch(60)
     projects = [fixture.branch(length, system) for length in (50, 45)]

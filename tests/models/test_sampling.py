@@ -82,7 +82,7 @@ def softmax(scores: Array) -> Array:
 
 
 def near(a: float, b: float) -> bool:
-    """Whether single precision might take one for the other."""
+    """True if single precision may confuse the two."""
     return math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6)
 
 

@@ -37,7 +37,7 @@ class Stack:
         self._makers = makers
 
     def make_cache(self) -> list[Any]:
-        """What mlx-lm's `make_prompt_cache` asks for."""
+        """For mlx-lm's `make_prompt_cache`."""
         return [make() for make in self._makers]
 
 
@@ -133,7 +133,7 @@ def test_restored_state_is_byte_identical(kind: str, length: int, chunk: int) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_state_does_not_change(kind: str) -> None:
-    """What is stored stays as it was, however the live ones made of it go on."""
+    """Stored state stays as it was while live states that were made of it continue."""
     layout = CacheLayout(Stack(*KINDS[kind]))
     live, spans = layout.open(), list[PackedSpan]()
     advance(live, list(range(WINDOW - 2)))

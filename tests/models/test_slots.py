@@ -62,7 +62,7 @@ def test_one_rows_numbers_are_its_own(name: str, value: float, successor: str) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_slot_is_empty_for_who_comes(name: str) -> None:
-    """Who brings nothing of its own has nothing of who sat there until a moment ago."""
+    """A sequence without own tokens reads none of the row's previous sequence."""
     fixture = BatchFixture(name)
     branch = fixture.branch(300)
     for prompt in (9, 20, 30):
@@ -77,7 +77,7 @@ def test_a_slot_is_empty_for_who_comes(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_free_rows_do_not_matter(name: str) -> None:
-    """What a free row holds is not seen, not even if it is no number."""
+    """The content of a free row is not read, not even NaNs."""
     fixture = BatchFixture(name)
     for prompt in (20, 3, 30, 1, 9):
         fixture.come(prompt=prompt)
@@ -110,7 +110,7 @@ def test_after_everybody_left(name: str) -> None:
 
 
 def fail_once(fixture: BatchFixture, patch: pytest.MonkeyPatch) -> None:
-    """Have one layer of the model fail, when those before it have written their tokens."""
+    """Make one layer of the model fail, after those before it have written their tokens."""
     kind = type(fixture.model.layers[1])
     real, calls = kind.__call__, 0
 
@@ -143,7 +143,7 @@ def failed_batch(name: str, patch: pytest.MonkeyPatch) -> tuple[BatchFixture, li
 
 @pytest.mark.parametrize("name", NAMES)
 def test_after_the_model_failed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the model fails within a step, those who ran are lost, and a fresh batch works."""
+    """If the model fails within a step, its sequences are lost, and a new batch works."""
     fixture, failed = failed_batch(name, monkeypatch)
     for agent in failed:
         fixture.placement.close(agent.cache)
@@ -172,7 +172,7 @@ def test_who_fails_to_leave_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed sequence that is closed when others are in the batch takes nobody's slot away."""
+    """A failed sequence that is closed later takes no slot of the new batch away."""
     fixture, failed = failed_batch("llama", monkeypatch)
     fixture.decode()
     for agent in failed:

@@ -95,7 +95,7 @@ def test_a_run_outlives_cuts_and_no_state() -> None:
 
 
 def test_a_dropped_storage_is_in_no_cycle() -> None:
-    """Spans that nobody closes are freed with the last reference, without the collector."""
+    """Spans that are not closed are freed with the last reference, without the collector."""
     gc.disable()
     try:
         left, right = stored(0, 10).split(5)

@@ -51,7 +51,6 @@ class State:
 
     @property
     def suffix_length(self) -> int:
-        """What is after the prefix."""
         return self.offset - sum(span.length for span in self.leased)
 
 
@@ -287,7 +286,7 @@ def test_rows_grow_before_they_are_full(tokens: int, positions: int) -> None:
 
 
 def test_those_who_do_not_run_leave() -> None:
-    """And a batch in which nobody stays is made anew, though it has the same shape."""
+    """A batch whose sequences all leave is renewed, though it has the same shape."""
     states = [State(n, 10) for n in range(4)]
     call = planned(states[2:], in_batch(*states[:2]))
     assert call.moves == (
@@ -361,7 +360,7 @@ def test_a_batch_does_not_shrink_where_memory_is_short(left: int) -> None:
 
 
 def test_windows_have_room_for_what_they_keep() -> None:
-    """A chunk that begins anew holds what came since; a ring no more than its window."""
+    """A new chunk holds the tokens since its start; a ring no more than its window."""
     batch = Batch(windows={100: Buffer(100), 40: Buffer(40)})
     rules = Rules(chunked=frozenset({40}))
     call = planned([State(1, 205), State(2, 81)], batch, rules)
@@ -407,7 +406,7 @@ def test_exact_calls_have_all_their_rows() -> None:
 
 @given(st.data())
 def test_groups_read_each_span_of_each_row_once(data: st.DataObject) -> None:
-    """Whoever shares a span is in one group with all who do; rows read their prefixes in order."""
+    """All rows that share a span are in one group; rows read their prefixes in order."""
     path, prefixes = [[Span(1)]], dict[int, list[Span]]()
     for slot in data.draw(st.sets(st.integers(0, 9), max_size=8)):
         begin = data.draw(st.sampled_from(path))

@@ -19,13 +19,13 @@ _TOKENS = [*range(1, 9)]
 
 
 def logits_after(trials: Trials, trial: Trial) -> list[mx.array]:
-    """What each sequence gives for some tokens more; its state has changed then."""
+    """The logits of each sequence for some more tokens, which change its state."""
     return [trials.forward(cache, _TOKENS) for cache in trials.prefilled(trial)]
 
 
 @pytest.mark.parametrize("name", [*zoo.NAMES, "llama_kv8"])
 def test_each_time_they_have_the_state_that_their_prompts_leave(name: str) -> None:
-    """Whoever had them before has gone on with his own."""
+    """Sequences that were prefilled before have continued."""
     loaded = zoo_model(name)
     prepare(loaded.model, choose())
     trials = Trials(loaded.model, loaded.layout)
