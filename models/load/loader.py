@@ -22,8 +22,8 @@ from ..text.codec import TextCodec
 from . import embedded, embedded_file
 from .checkpoint import NO_CODE, fingerprint, open_checkpoint
 from .download import fetch
-from .faults import failures_in_words
 from .hub import is_repo
+from .probe import failures_in_words
 from .time_limit import TEMPLATE_LIMIT, within
 from .tokenizer import ends_of, open_tokenizer, require_known_modules, sampling_defaults, token_ids
 from .watch import Watch

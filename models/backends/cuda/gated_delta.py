@@ -16,7 +16,7 @@ from mlx_lm.models import gated_delta
 TYPES = (mx.bfloat16, mx.float16, mx.float32)
 WARP = 32
 _theirs = gated_delta.gated_delta_update
-_LANES = 4  # threads that have a row of the state
+_LANES = 4  # threads of a row of the state
 _PACK = 8  # elements that a thread reads at once
 _BLOCK = 128  # threads
 _MOST = 256  # elements of a row: each thread holds a quarter of them twice, in registers
@@ -107,14 +107,15 @@ def update(  # noqa: PLR0917  (mlx-lm's order)
         k: likewise, normalised.
         v: `[rows, tokens, heads, value_size]`.
         a: `[rows, tokens, heads]` or `[..., key_size]`, of the gate.
-        b: `[rows, tokens, heads]`, of what is written.
+        b: `[rows, tokens, heads]`, of the written values.
         A_log: of the gate.
         dt_bias: of the gate.
         state: `[rows, heads, value_size, key_size]` in fp32; None for zeros.
-        mask: `[rows, tokens]`; a token that is masked leaves the state as it is.
+        mask: `[rows, tokens]`; a masked token does not change the state.
         use_kernel: False where a gradient is wanted.
         lower_bound: of the gate's logarithm.
-        allow_neg_eigval: what is written counts twice.
+        allow_neg_eigval: written values count twice.
+
 
     Returns:
         `[rows, tokens, heads, value_size]` in `q`'s type, and the new state.

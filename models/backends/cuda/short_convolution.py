@@ -1,8 +1,8 @@
 """Convolutions of recurrent layers over a few tokens, a channel each, as one kernel on CUDA.
 
-MLX has cuDNN plan a convolution for the exact numbers of rows and tokens (`conv.cpp` of MLX 0.32),
-which takes the host 180 to 300 ms on an H100, once a process. Each prompt of a new length waited
-for that, and so did all sequences that decoded. This kernel takes any numbers.
+In MLX, cuDNN plans a convolution for the exact numbers of rows and tokens (`conv.cpp` of MLX 0.32):
+180 to 300 ms on an H100's host, for which a prompt of a new length and all sequences that decode
+wait. This kernel takes any numbers.
 """
 
 from functools import cache
@@ -15,7 +15,8 @@ from .gated_delta import TYPES, WARP
 
 _BLOCK = 128  # channels, a thread each
 _STRETCH = 8  # tokens that a thread computes: it reads each input once
-_MOST = 16  # tokens that an output is computed of: a thread holds them in registers
+_MOST = 16  # input tokens of an output: a thread holds them in registers
+
 
 _SOURCE = """
   const int channels = x_shape[2];
