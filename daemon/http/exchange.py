@@ -26,17 +26,11 @@ _SMALL = 16 << 10
 
 
 class Exchange:
-    """A request from the end of its headers until it has been answered.
-
-    Args:
-        share: bytes that it holds of the budget of bodies.
-        held: closed when it has been answered; releases its model.
-        browser_headers: tell a browser which pages may read the answer.
-    """
+    """A request from the end of its headers until it has been answered."""
 
     def __init__(self, share: Share, held: ExitStack, browser_headers: Mapping[str, str]) -> None:
-        self.share = share
-        self.held = held
+        self.share = share  # bytes that it holds of the budget of bodies
+        self.held = held  # closed when it has been answered; releases its model
         self.id = f"req-{secrets.token_hex(12)}"
         self.arrived_at = time.monotonic()  # on the engine's clock, in seconds
         # of every answer; OpenAI's and Anthropic's SDKs know the id by one name each
@@ -78,15 +72,6 @@ class EventStream:
 
     The stream begins when the first answer does, or has kept the client waiting for a while: an
     earlier failure is answered with a status of its own.
-
-    Args:
-        request: that is answered.
-        headers: of the answer.
-        keepalive: seconds of silence after which the client is told that work goes on.
-        write_timeout: seconds that one event may take to be read.
-
-    Attributes:
-        prepared: True if the status has been sent.
     """
 
     def __init__(
@@ -94,14 +79,14 @@ class EventStream:
         request: web.Request,
         headers: Mapping[str, str],
         *,
-        keepalive: float,
-        write_timeout: float,
+        keepalive: float,  # seconds of silence after which the client is told that work goes on
+        write_timeout: float,  # seconds that one event may take to be read
     ) -> None:
         self._request = request
         self._keepalive = keepalive
         self._write_timeout = write_timeout
         self._silence = Silence(keepalive)
-        self.prepared = False
+        self.prepared = False  # the status has been sent
         self._is_open = False
         self._response = web.StreamResponse(headers=dict(headers))
         self._response.content_type = "text/event-stream"

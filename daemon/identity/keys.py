@@ -64,15 +64,11 @@ class KeyRing:
     then: a new key works at once, and a revoked one no more. If the file has a fault, the keys
     read before stay, and the log says so once. If the file is gone, no key is known, and keys are
     still asked for, until a file is back.
-
-    Args:
-        path: of the file.
-        wanted: keys are asked for without this file, as there was another one.
     """
 
     def __init__(self, path: Path, *, wanted: bool = False) -> None:
         self.path = path
-        self._wanted = wanted
+        self._wanted = wanted  # keys are asked for: there is a file, or was this one or another
         self._keys: dict[str, Key] = {}
         self._version: _Version | None = _UNREAD
 

@@ -82,26 +82,17 @@ class CollectedAnswer(msgspec.Struct):
 
 
 class AnswerReader:
-    """Reads one answer, token by token.
-
-    Args:
-        codec: of the model.
-        parser: of its answers.
-        stops: sequences that end the content.
-        logprobs: tokens are handed out with the text.
-        markup: special tokens whose text the parser must see.
-        continues: the answer goes on from the prompt's text.
-    """
+    """Reads one answer, token by token."""
 
     def __init__(
         self,
         codec: TextCodec,
         parser: Parser,
-        stops: list[str],
+        stops: list[str],  # sequences that end the content
         *,
-        logprobs: bool,
-        markup: frozenset[int] = frozenset(),
-        continues: bool = False,
+        logprobs: bool,  # tokens are handed out with the text
+        markup: frozenset[int] = frozenset(),  # special tokens whose text the parser must see
+        continues: bool = False,  # the answer goes on from the prompt's text
     ) -> None:
         self._detokenizer = codec.detokenizer(markup, continues=continues)
         self._parser = parser

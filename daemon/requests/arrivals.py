@@ -20,18 +20,12 @@ from ..identity.conversations import OrderKey
 
 
 class Wait:
-    """A request's deadline, and its place among those that wait until it is queued.
-
-    Args:
-        arrived_at: when it came, on the engine's clock, in seconds.
-        asked: seconds that it asks for; None for the daemon's own limit.
-        clock: the engine's.
-    """
+    """A request's deadline, and its place among those that wait until it is queued."""
 
     def __init__(
         self,
-        arrived_at: float,
-        asked: float | None = None,
+        arrived_at: float,  # on the engine's clock, in seconds
+        asked: float | None = None,  # seconds that it may take; None for the daemon's own limit
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.arrived_at = arrived_at

@@ -39,20 +39,6 @@ class Generation:
 
     An async context manager: leaving it cancels the request if it still runs, writes its log line
     and counts it.
-
-    Args:
-        request: submitted when the manager is entered.
-        handoff: leads to the engine.
-        reader: of the answer's tokens.
-        metrics: of the model.
-        arrived_at: when the request came, on the engine's clock, in seconds.
-        hold_logprobs: counts log-probabilities that are kept until the answer is sent; raises
-            `UnavailableError` if there is no room for them.
-
-    Attributes:
-        finish_reason: None until the answer has ended.
-        tokens: of the answer so far.
-        cached_tokens: of the prompt; 0 until the request has left the queue.
     """
 
     def __init__(
@@ -61,14 +47,15 @@ class Generation:
         handoff: Handoff,
         reader: AnswerReader,
         metrics: Metrics,
-        arrived_at: float,
+        arrived_at: float,  # on the engine's clock, in seconds
+        # counts log-probabilities kept until the answer is sent; raises UnavailableError
         hold_logprobs: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.request = request
         self.reader = reader
-        self.cached_tokens = 0
+        self.cached_tokens = 0  # of the prompt; known when the request has left the queue
         self.finish_reason: FinishReason | None = None
-        self.tokens: list[int] = []
+        self.tokens: list[int] = []  # of the answer so far
         self._handoff = handoff
         self._hold_logprobs = hold_logprobs
         self._metrics = metrics
@@ -224,24 +211,16 @@ class Generations:
     """Reads all answers of one request as they come: several prompts, several answers of each.
 
     An async context manager: leaving it ends them all.
-
-    Args:
-        answers: at least one.
-        n: answers of each prompt; those of the first prompt come first.
-        before_queue: called when they are submitted.
-
-    Attributes:
-        answers: by the number of their choice.
-        at_end: called once, in order, when all have ended, before the end is reported.
     """
 
     def __init__(
         self,
-        answers: list[Generation],
-        n: int = 1,
-        before_queue: Callable[[], object] = lambda: None,
+        answers: list[Generation],  # at least one; those of the first prompt come first
+        n: int = 1,  # answers of each prompt
+        before_queue: Callable[[], object] = lambda: None,  # called when they are submitted
     ) -> None:
         self.answers = answers
+        # called once, in order, when all have ended, before the end is reported
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         self._ending: asyncio.Future[None] | None = None
         self._n = n

@@ -35,17 +35,12 @@ class Workers:
     Tenants take turns, so that none waits behind all work of another, and none has all the
     threads, so that slow work of one (a schema to compile) does not delay another's. Large bodies
     have a thread of their own, so that small ones never wait for them.
-
-    Args:
-        most_waiting: the number of requests that may wait. It may change.
-        timeout: seconds that a request may take, its work here included. It may change.
-        use: counts the tenants' waiting requests, here and elsewhere.
     """
 
     def __init__(self, most_waiting: int, timeout: float, use: TenantUse) -> None:
-        self.most_waiting = most_waiting
-        self.timeout = timeout
-        self._use = use
+        self.most_waiting = most_waiting  # requests. It may change
+        self.timeout = timeout  # seconds that a request may take, its work here included; likewise
+        self._use = use  # counts the tenants' waiting requests, here and elsewhere
         self._places = use.join()
         self._small = _Lane(_THREADS, "umbel-text")
         self._large = _Lane(_THREADS_FOR_LARGE, "umbel-large-text")
@@ -103,12 +98,6 @@ class _Job:
 
     When it is abandoned, or has failed, the body that it works on is counted no more, so it is
     released at once.
-
-    Args:
-        work: to be run once.
-        tenant: of the request.
-        places: count it as waiting until it begins or is abandoned; None if it need not wait, or
-            is counted elsewhere.
     """
 
     def __init__(self, work: Callable[[Check], Any], tenant: str, places: Places | None) -> None:
@@ -116,6 +105,7 @@ class _Job:
         self.tenant = tenant
         self._work: Callable[[Check], Any] | None = work
         self._abandoned = threading.Event()
+        # that count it as waiting until it begins or is abandoned; None if it is not counted here
         self._places = places
         self._lock = threading.Lock()
         if places is not None:

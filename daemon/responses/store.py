@@ -63,20 +63,14 @@ class ResponseStore:
     Over the budget, the tenant that holds most loses its least recently used responses, so that
     no tenant loses any to one that has more. All methods that look for something raise
     `UnavailableError` while the disk cannot be read; a response that cannot be written is lost,
-    and the log says so.
-
-    Args:
-        folder: of the file, for this store alone; None: in memory.
-        budget: bytes of all texts and rows; 0 keeps nothing. It may change.
-        clock: seconds since 1970. Expired rows are not found; they are deleted an hour later, so
-            that a clock that is ahead for a while loses nothing for good.
-        uptime: seconds, never set.
+    and the log says so. Expired rows are not found; they are deleted an hour later, so that a
+    clock that is ahead for a while loses nothing for good.
     """
 
     def __init__(
         self,
-        folder: Path | None,
-        budget: int,
+        folder: Path | None,  # of the file, for this store alone; None: in memory
+        budget: int,  # bytes of all texts and rows; 0 keeps nothing. It may change
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -72,15 +72,7 @@ class TurnBody(GenerationBody, kw_only=True):
 
 
 class ResponseTurn:
-    """Makes one response, and stores it if the body does not say otherwise.
-
-    Args:
-        body: of the request.
-        arrival: the request.
-        past: that the body continues, if any.
-        model: its name in the answer.
-        desk: of stored responses.
-    """
+    """Makes one response, and stores it if the body does not say otherwise."""
 
     def __init__(
         self,
