@@ -13,8 +13,6 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ...ownership import ADVICE, folder_fault, is_trusted
 from ..errors import SocketError
@@ -96,17 +94,6 @@ class UnixListener:
                 self.path.parent.rmdir()
         os.close(self._lock)
         self._lock = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check_length(*paths: Path) -> None:

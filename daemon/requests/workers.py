@@ -112,7 +112,7 @@ class _Job:
             places.wait(tenant)
 
     def run(self) -> None:
-        self._wait_no_more()
+        self._leave_places()
         work, self._work = self._work, None
         if work is None or not self.done.set_running_or_notify_cancel():
             return
@@ -130,9 +130,9 @@ class _Job:
     def abandon(self) -> None:
         self._abandoned.set()
         self._work = None
-        self._wait_no_more()
+        self._leave_places()
 
-    def _wait_no_more(self) -> None:
+    def _leave_places(self) -> None:
         """Count it as waiting no more; once, by the first thread that comes here."""
         with self._lock:
             places, self._places = self._places, None

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_modes(short_path: Path) -> None:
     """The folder is 0700 and the socket 0600, whatever the umask."""
     before = os.umask(0)
     try:
-        with UnixListener(short_path / "run" / "u.sock") as listener:
+        with closing(UnixListener(short_path / "run" / "u.sock")) as listener:
             assert stat.S_IMODE(listener.path.stat().st_mode) == 0o600
             assert stat.S_IMODE(listener.path.parent.stat().st_mode) == 0o700
             assert connects(listener.path)
@@ -51,7 +52,7 @@ def test_close_removes_the_socket(short_path: Path) -> None:
 def test_second_listener_is_refused(short_path: Path) -> None:
     """The first keeps serving; the message names its process and what to do."""
     path = short_path / "u.sock"
-    with UnixListener(path):
+    with closing(UnixListener(path)):
         with pytest.raises(SocketError, match=rf"pid {os.getpid()}\) already serves on .*--socket"):
             UnixListener(path)
         assert connects(path)
@@ -60,7 +61,7 @@ def test_second_listener_is_refused(short_path: Path) -> None:
 def test_path_is_free_after_close(short_path: Path) -> None:
     """A closed listener leaves nothing in the way of the next."""
     for _ in range(3):
-        with UnixListener(short_path / "u.sock") as listener:
+        with closing(UnixListener(short_path / "u.sock")) as listener:
             assert connects(listener.path)
 
 
@@ -75,7 +76,7 @@ def test_stale_socket_is_replaced(short_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(path)], check=False, timeout=30)
     assert path.exists()
     assert not connects(path)
-    with UnixListener(path):
+    with closing(UnixListener(path)):
         assert connects(path)
 
 
@@ -106,7 +107,7 @@ def test_other_files_are_not_replaced(short_path: Path) -> None:
 def test_long_path_is_refused(short_path: Path) -> None:
     """The limit is the system's, counted in bytes; the message has both figures."""
     room = MAX_PATH - len(os.fsencode(short_path)) - 1
-    with UnixListener(short_path / ("s" * room)) as listener:
+    with closing(UnixListener(short_path / ("s" * room))) as listener:
         assert connects(listener.path)
     with pytest.raises(SocketError, match=rf"has {MAX_PATH + 1} bytes .* allows {MAX_PATH}"):
         UnixListener(short_path / ("s" * (room + 1)))
@@ -122,7 +123,7 @@ def test_folder_open_to_others_is_refused(short_path: Path) -> None:
     with pytest.raises(SocketError, match="other users can write"):
         UnixListener(folder / "u.sock")
     folder.chmod(0o1777)
-    with UnixListener(folder / "u.sock") as listener:
+    with closing(UnixListener(folder / "u.sock")) as listener:
         assert connects(listener.path)
 
 
@@ -159,7 +160,7 @@ def test_link_of_another_user_is_refused(
     (short_path / "first").symlink_to("second")
     (short_path / "second").symlink_to("real")
     path = short_path / "first" / "u.sock"
-    with UnixListener(path):
+    with closing(UnixListener(path)):
         assert connects(path)
     make_foreign(short_path / "second")
     with pytest.raises(SocketError, match="is another user's link"):
@@ -253,7 +254,7 @@ def test_stale_lock_is_taken(short_path: Path) -> None:
     """The content that a killed daemon wrote, or was about to write, is no obstacle."""
     for content in ("4194304\n", ""):
         (short_path / "u.sock.lock").write_text(content)
-        with UnixListener(short_path / "u.sock"):
+        with closing(UnixListener(short_path / "u.sock")):
             assert (short_path / "u.sock.lock").read_text() == f"{os.getpid()}\n"
 
 
@@ -269,10 +270,10 @@ def test_temporary_name_is_not_cleared(short_path: Path) -> None:
 def test_temporary_listener_leaves_nothing(short_path: Path) -> None:
     """Its lock and its folder go as well, unless there is something else in the folder."""
     folder = short_path / "run"
-    with UnixListener(folder / "u.sock", temporary=True) as listener:
+    with closing(UnixListener(folder / "u.sock", temporary=True)) as listener:
         assert connects(listener.path)
     assert not folder.exists()
-    with UnixListener(folder / "u.sock", temporary=True):
+    with closing(UnixListener(folder / "u.sock", temporary=True)):
         (folder / "precious").write_text("")
     assert [path.name for path in folder.iterdir()] == ["precious"]
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_lock_of_another_user_names_nobody(
 ) -> None:
     """Its number is not believed, whatever it is."""
     path = short_path / "u.sock"
-    with sockets.UnixListener(path) as listener:
+    with closing(sockets.UnixListener(path)) as listener:
         assert sockets.lock_holder(path) == os.getpid()
         with monkeypatch.context() as patch:
             patch.setattr(os, "geteuid", lambda: -1)

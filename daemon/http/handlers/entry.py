@@ -1,7 +1,7 @@
 """The entry of all requests: it identifies senders, reads bodies, and finds models."""
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
     from ...responses.turn import ResponseTurn
 
 Named = TypeVar("Named", bound=ModelBody)
-
-
-class Received(NamedTuple, Generic[Named]):
-    """A request that was read: itself, the service of its model, and its body."""
-
-    arrival: Arrival
-    service: Service
-    body: Named
 
 
 class Entry:
@@ -131,13 +123,16 @@ class Entry:
 
     async def read(
         self, request: web.Request, kind: type[Named], *, queued: bool = True
-    ) -> Received[Named]:
+    ) -> tuple[Arrival, Service, Named]:
         """Read a request to a model, which is loaded if need be.
 
         Args:
             request: as it came.
             kind: of its body.
             queued: an answer is generated; else no request of its conversation waits for it.
+
+        Returns:
+            The request on its way to the queue, the service of its model, and its body.
 
         Raises:
             APIError: the sender may not ask, it is no such body, or there is no such model.
@@ -157,7 +152,7 @@ class Entry:
             if body.stream:
                 exchange.open_stream(request, self.settings)
         arrival.set_keys(keys)
-        return Received(arrival, await self.use(request, slot, arrival), body)
+        return arrival, await self.use(request, slot, arrival), body
 
     async def body(
         self, request: web.Request, kind: type[Body], caller: Caller
