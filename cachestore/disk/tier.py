@@ -10,7 +10,6 @@ it.
 import errno
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -25,7 +24,7 @@ from ..errors import DamagedFileError, DiskTierError, UnreadableFileError
 from ..record import Pin, Record
 from .files import DIGEST, identity, new_name, verify_file, write_file
 from .index import is_damage
-from .queue import State, Worker, WriteJob, WriteQueue
+from .queue import DiskStatistics, State, Worker, WriteJob, Written
 from .recovery import open_folder, reason_of
 
 log = structlog.get_logger()
@@ -43,12 +42,15 @@ class Verified(NamedTuple):
     unreadable: list[Record]
 
 
-class DiskTier(WriteQueue):
+class DiskTier(Worker):
     """An open folder: the queue of its writes, and the threads that serve it.
 
     Its methods are the owner's, except `statistics`, which is anyone's. Only `flush` and `close`
     wait for a disk. `records` (ascending by start) and `pins` are those found at the start, when
     `collected` was removed (see `open_folder`).
+
+    The state is "on"; "suspended" after a write failed, until one succeeds again; "off" for good
+    once the folder is gone.
 
     Args:
         folder: created if need be, private to the user.
@@ -71,10 +73,11 @@ class DiskTier(WriteQueue):
         wake: Callable[[], None] = lambda: None,
         retry_after: float = 60.0,
     ) -> None:
+        super().__init__("umbel-disk-writer")
         self.folder = folder.absolute()
         self.fingerprint = fingerprint
+        self.queue_bytes = queue_bytes
         opened = open_folder(self.folder, fingerprint)
-        super().__init__(queue_bytes, retry_after, opened.records, self._keep)
         self.records = opened.records
         self.pins = opened.pins
         self.collected = opened.collected
@@ -82,9 +85,15 @@ class DiskTier(WriteQueue):
         self._lock_fd = opened.lock_fd
         self._identity = opened.identity
         self._wake = wake
+        self._retry_after = retry_after
         self._unremoved: set[int] = set()  # rows that could not be removed with their files
-        self._guard = threading.Lock()  # guards the two that follow
-        self._unread = 0
+        # `changed` guards the rest.
+        self._completed: list[Written] = []
+        self._sizes = {record.id: record.nbytes for record in opened.records}
+        self._state: State = "on"
+        self._reason = ""
+        self._retry_at = 0.0  # of the monotonic clock: the other one jumps
+        self._queued = self._writes = self._failures = self._unread = 0
         self._silent_until = 0.0
         self._verifier = Worker("umbel-disk-verifier")
         self.thread.start()
@@ -94,23 +103,42 @@ class DiskTier(WriteQueue):
         """Where a record's file is."""
         return self.folder / record.name
 
+    def write(self, job: WriteJob) -> bool:
+        """Queue a write; False if too much waits, or nothing is written at present.
+
+        True promises one `Written` for it. The payload is released on the writer's thread.
+        """
+        with self.changed:
+            full = self._queued > 0 and self._queued + job.nbytes > self.queue_bytes
+            resting = self._state == "suspended" and _clock() < self._retry_at
+            if full or resting or self.closed or self._state == "off":
+                return False
+            self._queued += job.nbytes
+            return self.add(partial(self._keep, job), partial(self._answer, job, None))
+
+    def completed(self) -> list[Written]:
+        """Take the results since the last call, in the order of the jobs."""
+        with self.changed:
+            results, self._completed = self._completed, []
+        return results
+
     def delete(self, records: Iterable[Record]) -> None:
         """Remove records and their files, after what was queued before."""
         if found := list(records):
-            self.call(partial(self._delete, found))
+            self._call(partial(self._delete, found))
 
     def touch(self, used: dict[int, int]) -> None:
         """Set the recency counters of records by their ids; unknown ones are ignored."""
         if used:
-            self.call(partial(self._transact, partial(self._index.touch, used)))
+            self._call(partial(self._transact, partial(self._index.touch, used)))
 
     def pin(self, pin: Pin) -> None:
         """Keep a pin in the index, in place of the tenant's older one of that name."""
-        self.call(partial(self._transact, partial(self._index.pin, pin)))
+        self._call(partial(self._transact, partial(self._index.pin, pin)))
 
     def unpin(self, name: str, tenant: str) -> None:
         """Remove a pin from the index."""
-        self.call(partial(self._transact, partial(self._index.unpin, name, tenant)))
+        self._call(partial(self._transact, partial(self._index.unpin, name, tenant)))
 
     def verify(self, records: Sequence[Record]) -> Future[Verified]:
         """Read files and compare them with what was written; a DiskTierError if closed first."""
@@ -122,8 +150,8 @@ class DiskTier(WriteQueue):
 
     def cannot_read(self, reason: str) -> None:
         """Note that a file cannot be read at present. Safe to call from any thread."""
-        self.failed()
-        with self._guard:
+        with self.changed:
+            self.failed()
             self._unread += 1
             now = _clock()
             if now < self._silent_until:
@@ -131,6 +159,35 @@ class DiskTier(WriteQueue):
             count, self._unread = self._unread, 0
             self._silent_until = now + _WARN_EVERY
         log.warning("state on disk cannot be read at present", reason=reason, count=count)
+
+    def leave(self, state: State, reason: str) -> bool:
+        """Become suspended, or off, and refuse waiting writes; True if state or reason changed."""
+        with self.changed:
+            if self._state == "off":
+                return False
+            is_new = (self._state, self._reason) != (state, reason)
+            # Other failures during a suspension must not prolong it for ever.
+            if self._state != "suspended" or _clock() >= self._retry_at:
+                self._retry_at = _clock() + self._retry_after
+            self._state, self._reason = state, reason
+            self.refuse()
+        if is_new:
+            log.warning("the disk cache takes nothing more", state=state, reason=reason)
+        self._wake()  # for the writes that were refused
+        return is_new
+
+    def statistics(self) -> DiskStatistics:
+        """Describe the queue and what is on disk."""
+        with self.changed:
+            return DiskStatistics(
+                state="off" if self.closed else self._state,
+                reason="closed" if self.closed else self._reason,
+                nbytes=sum(self._sizes.values()),
+                records=len(self._sizes),
+                queued_bytes=self._queued,
+                writes=self._writes,
+                failures=self._failures,
+            )
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was asked for is done; False when that takes over `timeout` s."""
@@ -185,10 +242,21 @@ class DiskTier(WriteQueue):
 
     # -- on the writer's thread ------------------------------------------------------------
 
+    def failed(self) -> None:
+        """Count a failure."""
+        with self.changed:
+            self._failures += 1
+
     def ended(self) -> None:
         """Give the folder up."""
         self._index.close()
         os.close(self._lock_fd)
+
+    def _call(self, job: Callable[[], None]) -> None:
+        """Queue a job other than a write. Forgotten once the tier is off."""
+        with self.changed:
+            if self._state != "off":
+                self.add(job)
 
     def _keep(self, job: WriteJob) -> None:
         record, failure = None, None
@@ -201,12 +269,25 @@ class DiskTier(WriteQueue):
         except Exception:
             log.exception("a payload cannot be written")
             self.failed()
-        self.answer(job, record)
+        self._answer(job, record)
         if failure is not None:
             self._suspend(*failure)
         elif record is not None and self._unremoved:  # now there is room for that
             self._transact(self._remove_rows)
         self._wake()
+
+    def _answer(self, job: WriteJob, record: Record | None) -> None:
+        """Note the result of a write. One that was kept ends a suspension."""
+        nbytes = job.nbytes
+        job.payload.release()  # first: the owner counts on its memory
+        with self.changed:
+            self._completed.append(Written(job.token, record))
+            self._queued -= nbytes
+            if record is not None:
+                self._sizes[record.id] = record.nbytes
+                self._writes += 1
+                if self._state == "suspended":
+                    self._state, self._reason = "on", ""
 
     def _write(self, job: WriteJob) -> Record:
         if identity(self.folder) != self._identity:
@@ -235,7 +316,9 @@ class DiskTier(WriteQueue):
             except OSError as error:
                 self.failed()
                 log.warning("cannot delete disk-cache file", reason=reason_of(error))
-        self.removed(records)
+        with self.changed:
+            for record in records:
+                self._sizes.pop(record.id, None)
 
     def _remove_rows(self) -> None:
         self._index.remove(self._unremoved)
@@ -250,7 +333,7 @@ class DiskTier(WriteQueue):
     def _suspend(self, state: State, reason: str) -> None:
         self.failed()
         if self._folder_is_there():
-            self._leave(state, reason)
+            self.leave(state, reason)
 
     def _folder_is_there(self) -> bool:
         """True if folder, lock and index are still those that were opened; else the tier is off.
@@ -262,13 +345,8 @@ class DiskTier(WriteQueue):
                 return True
         except OSError:
             return True  # as far as can be told
-        self._leave("off", f"{self.folder} was removed or replaced: restart umbel to use it again")
+        self.leave("off", f"{self.folder} was removed or replaced: restart umbel to use it again")
         return False
-
-    def _leave(self, state: State, reason: str) -> None:
-        if self.leave(state, reason):
-            log.warning("the disk cache takes nothing more", state=state, reason=reason)
-        self._wake()  # what waited was refused
 
 
 def _meaning(error: OSError | sqlite3.Error) -> tuple[State, str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ import structlog.testing
 
 from umbel.cachestore.disk import tier as disk_tier
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
-from umbel.cachestore.disk.queue import WriteJob, WriteQueue
+from umbel.cachestore.disk.queue import WriteJob
 from umbel.cachestore.disk.tier import DiskTier, Verified
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.record import Pin
@@ -178,12 +179,15 @@ def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
             assert tier.statistics().queued_bytes == 0
     finally:
         gc.enable()
-    queue, waits = WriteQueue(1 << 20, 0.0, [], lambda _: None), job()
-    assert queue.write(waits)
-    queue.end(abandon=True)
-    assert [written.record for written in queue.completed()] == [None]
-    assert waits.payload.tensors == {}
-    assert queue.statistics().queued_bytes == 0
+    released, waits = threading.Event(), job()
+    with opened(tmp_path) as tier:
+        tier.add(partial(released.wait, TIMEOUT))
+        assert tier.write(waits)
+        tier.end(abandon=True)
+        assert [written.record for written in tier.completed()] == [None]
+        assert waits.payload.tensors == {}
+        assert tier.statistics().queued_bytes == 0
+        released.set()
 
 
 def test_a_payload_of_no_use_is_the_owners_fault(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from umbel.cachestore.disk import queue as disk_queue
+from umbel.cachestore.disk import tier as disk_tier
 from umbel.cachestore.disk.files import INDEX
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
@@ -49,7 +49,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Have suspensions end when the test says so."""
     made = Clock()
-    monkeypatch.setattr(disk_queue, "time", made)
+    monkeypatch.setattr(disk_tier, "_clock", made.monotonic)
     return made
 
 
