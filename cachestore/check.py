@@ -75,7 +75,7 @@ def _storage_problems(trie: RadixTrie) -> Iterator[str]:
         where = f"a storage of {storage.length} tokens"
         held = [owners.get(id(view)) for view in storage.views]
         if sum(view.length for view in storage.views) != storage.length:
-            yield f"{where} has some that nobody views"
+            yield f"{where} has some that no span views"
         if None in held:
             yield f"{where} is viewed by what is in no node"
         if any(node is not None and node.parent is not before for before, node in pairwise(held)):
@@ -176,7 +176,7 @@ def _lease_problems(cache: PrefixCache) -> Iterator[str]:
     used = {lease.trie for lease in cache.leases}
     for number, trie in enumerate(tries):
         if not trie.root.children and trie not in used:
-            yield f"trie {number}: an empty trie that nobody uses"
+            yield f"trie {number}: an empty trie without leases"
     for lease in cache.leases:
         where = f"a lease of [0, {lease.held})"
         if lease.trie not in tries:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .state import Checkpoint
 
 _DENSE, _MEDIUM = 512, 2048  # generated tokens up to which a step of the schedule holds
-_HINT_AFTER = 64  # tokens that a hinted checkpoint spares whoever resumes there, at least
+_HINT_AFTER = 64  # tokens that a hinted checkpoint spares a request, at least
 _OWN = 2  # checkpoints that a conversation needs for its next turn: FINAL and MESSAGE
 
 
@@ -50,12 +50,11 @@ def prompt_offsets(
     Args:
         length: tokens of the prompt. The last one is always computed, for the logits that follow.
         cached: tokens that were restored.
-        matched: tokens that were recognised. Beyond `cached`, their end is a junction: this
-            is the second visitor, and a third should not pay as it did.
+        matched: tokens that were recognised. Beyond `cached`, their end is a junction: a third
+            request that comes there shall not compute what this second one did.
         boundaries: offsets that a next turn, or another request, will keep.
         interval: distance of the grid.
-        kept: limit of checkpoints that the request may leave behind. Hints get what the other
-            shared places and the next turn's leave.
+        kept: limit of checkpoints that the request may leave behind. Hints get what is left of it.
     """
     last = length - 1
     wanted = [(offset, Reason.GRID) for offset in range(interval, length, interval)]
@@ -106,10 +105,9 @@ def keep(captured: Sequence[Captured], limit: int) -> tuple[list[Captured], list
     """Divide captured checkpoints into at most `limit` that stay, and those that are dropped.
 
     One of each reason stays, the best reasons first, then a second of each, and so on: many message
-    boundaries must not displace the one that other conversations share. Hints count as one reason
-    each: `prompt_offsets` has limited them. The first decode checkpoint is preferred, because
-    answers diverge early, and the deepest of others. Of two at one offset the one with the better
-    reason stays.
+    boundaries must not displace the one that other conversations share. `prompt_offsets` has
+    limited hints, so each counts as a reason. The first decode checkpoint is preferred, because
+    answers diverge early, and the deepest of others; at one offset, the better reason.
     """
     best: dict[int, Captured] = {}
     for item in sorted(captured, key=lambda item: item.reason):

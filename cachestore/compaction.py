@@ -1,18 +1,14 @@
-"""How a path's state comes to lie in a few long segments, however many nodes the path has.
+"""Joins a path's state into a few long segments, however many nodes the path has.
 
-A *segment* is what is read as one: the state of consecutive nodes that lies side by side in one
-storage. Nodes stay as they are, because checkpoints and other paths need their ends. Only what
-lies where changes, so that checkpoints, dead ends and junctions cut no segment.
-
-A token is copied O(log n) times: it only moves to a storage that is half as long again as the one
-it leaves, or to one of 256 tokens at most.
+A *segment* is the state of consecutive nodes that lies side by side in one storage. Nodes stay as
+they are, because checkpoints and other paths need their ends. A token is copied O(log n) times: it
+only moves to a storage that is half as long again as the one it leaves, or to one of 256 tokens.
 """
 
 from .node import TrieNode, has_checkpoint
 from .trie import RadixTrie
 
-_ALWAYS = 256
-"""Tokens up to which neighbours are joined: to read a segment more costs more than to copy them."""
+_ALWAYS = 256  # tokens up to which neighbours are joined: copies are cheaper than segments
 
 
 def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
@@ -25,7 +21,7 @@ def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
 
 
 def _segments(node: TrieNode) -> list[list[TrieNode]]:
-    """Segments of a path's end whose state may move, deepest first; it may be being written."""
+    """Segments of a path's end whose state may move, deepest first."""
     segments: list[list[TrieNode]] = []
     for part in reversed(node.path()):
         if part.ref_count or part.span is None:
@@ -47,8 +43,7 @@ def _adjoin(node: TrieNode, child: TrieNode) -> bool:
 def _highest(segments: list[list[TrieNode]], longest: int) -> int:
     """Last segment to join with all before it: the highest that is not much longer than they are.
 
-    A segment's storage may hold other paths' spans, which are copied too and then lie in a shorter
-    one. Otherwise two paths would take their common part from one another again and again.
+    Counts whole storages: else two paths would take their common part from one another for ever.
     """
     highest = joined = copied = 0
     for number, segment in enumerate(segments):

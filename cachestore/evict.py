@@ -1,14 +1,12 @@
-"""Makes room: chooses the least recently used state, and pages it out or forgets it.
+"""Chooses the least recently used state, and pages it out or forgets it.
 
-The least recently used state goes first, of equals the deepest. State that a lease retains or that
-is being written to disk is never evicted. Beyond that:
+Of state used equally long ago the deepest goes first. State that a lease retains or that is being
+written to disk is never evicted. Beyond that:
 
 - a span goes from the deep end of a leaf, and after the checkpoint that stands there, which is
   worth nothing without it;
 - a checkpoint where paths part, or the first one on its path, ages with all that is below it: a
-  new conversation would resume there, however long ago the last one did.
-
-`stages` says how much each tenant keeps.
+  new conversation would resume there.
 """
 
 import heapq
@@ -25,16 +23,15 @@ from .tries import Tries
 _PAYS_FOR = 64  # nodes visited by a pass for each node evicted, at most: this bounds the passes
 
 
-# Of memory or of the disk: bytes that a tenant keeps, and those over which it goes first.
+# Of memory or of the disk: a tenant's floor and ceiling in bytes.
 Share = tuple[int, int | None]
 
 
 def stages(shares: Mapping[str, Share], room: int) -> list[dict[str, int]]:
     """Bytes that tenants keep in each stage of eviction; a tenant that is not named loses nothing.
 
-    First go tenants above their ceiling; then state above the floors; then, as a running request
-    needs room more than one that may come, the floors. Floors that exceed `room` together are
-    scaled down to it.
+    First go tenants above their ceiling, then state above the floors, then the floors. Floors that
+    exceed `room` together are scaled down to it.
     """
     wanted = sum(floor for floor, _ in shares.values())
     scale = min(1.0, max(0, room) / wanted) if wanted else 0.0
@@ -72,12 +69,8 @@ def victims(
     """Yield evictable state, least valuable first, in one pass over the tries.
 
     The caller evicts a victim, a span wholly or in part, before it asks for the next one; nothing
-    else may change the tries meanwhile.
-
-    Args:
-        tries: where to look.
-        excess: bytes that a trie's tenant has too many; asked for each victim, skipped without.
-        persisted: only state that is on disk: losing it costs a read, not a prefill.
+    else may change the tries meanwhile. Tries without `excess` bytes are skipped. State that is
+    `persisted` costs a read if it is lost, and not a prefill.
     """
 
     def exposed_by(gone: Victim) -> Victim | None:

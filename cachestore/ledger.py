@@ -1,4 +1,4 @@
-"""One ledger for every byte that model state takes, whoever holds it. Pure."""
+"""One ledger for every byte that model state takes, whatever owns it. Pure."""
 
 import enum
 from dataclasses import dataclass

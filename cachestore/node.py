@@ -1,4 +1,4 @@
-"""Node of the trie: one edge, and the state of its tokens; totals of a trie's nodes.
+"""Node of the trie: one edge, and the state of its tokens.
 
 `trie` states the invariants. The trie and its `Persistence` alone change nodes; others read.
 """
@@ -18,10 +18,7 @@ Tokens = NDArray[np.int32]
 
 
 class Extent(NamedTuple):
-    """Tokens `[start, stop)` of a path, in one file.
-
-    Offsets are absolute, so that cutting and joining edges leaves them as they are.
-    """
+    """Tokens `[start, stop)` of a path, in one file. Cuts and joins of edges change no offset."""
 
     record: Record
     start: int
@@ -147,13 +144,10 @@ def size_in_memory(node: TrieNode) -> Size:
 
 @dataclass
 class Totals:
-    """Sums over a trie's nodes without the root; the trie and its `Persistence` alone change them.
-
-    `held_bytes` is state in memory that is retained.
-    """
+    """Sums over a trie's nodes, except the root."""
 
     nodes: int = 0
     known_tokens: int = 0
-    whole_states: int = 0
-    stored_tokens: int = 0
-    held_bytes: int = 0
+    whole_states: int = 0  # checkpoints in memory
+    stored_tokens: int = 0  # on disk
+    held_bytes: int = 0  # in memory, and retained

@@ -48,18 +48,12 @@ class FileUse:
 
 
 class Persistence:
-    """A trie's own part that knows of the disk. The trie keeps it true when its shape changes.
-
-    `files` is shared with other tries. `dirty` has nodes with state that the disk may lack, oldest
-    first.
-    """
+    """A trie's own part that knows of the disk. The trie keeps it true when its shape changes."""
 
     def __init__(self, files: FileUse, totals: Totals) -> None:
-        self.files = files
+        self.files = files  # of all tries
         self._totals = totals
-        self.dirty: dict[TrieNode, None] = {}
-
-    # -- what the disk lacks -----------------------------------------------------------
+        self.dirty: dict[TrieNode, None] = {}  # nodes that the disk may lack, oldest first
 
     def mark_dirty(self, node: TrieNode) -> None:
         """Note that the disk may lack some of a node's state."""
@@ -75,22 +69,15 @@ class Persistence:
             del self.dirty[node]
             self.dirty[node] = None
 
-    # -- what is being written; for any node, in a trie or not -------------------------
-
     @staticmethod
     def begin_write(node: TrieNode, writer: Writer, until: int) -> None:
-        """Note that a node's state is being written: giving it up would free nothing yet.
-
-        The disk has its tokens up to the offset `until` when that is done.
-        """
+        """Note that a node's state is being written; its tokens up to the offset `until`."""
         node.writers[writer] = until
 
     @staticmethod
     def end_write(node: TrieNode, writer: Writer) -> None:
         """Note that a writer is done with a node, if it had begun."""
         node.writers.pop(writer, None)
-
-    # -- what the disk has -------------------------------------------------------------
 
     def add_extent(self, node: TrieNode, extent: Extent) -> None:
         """Note that the disk has more of a node's tokens; a ValueError if it leaves a gap."""
@@ -114,12 +101,10 @@ class Persistence:
         node.persisted_checkpoint = record
 
     def drop_checkpoint(self, node: TrieNode) -> None:
-        """Note that the disk has not, or no more, the whole state at a node's end."""
+        """Note that the disk lacks the whole state at a node's end."""
         if node.persisted_checkpoint is not None:
             self.files.drop([node.persisted_checkpoint])
             node.persisted_checkpoint = None
-
-    # -- when the trie changes its shape -----------------------------------------------
 
     def split(self, upper: TrieNode, lower: TrieNode) -> None:
         """Give a new upper node its part of what is known of the lower, which had it all."""

@@ -97,7 +97,7 @@ class Pins:
 
         A tenant's first pin sets its whole part aside. So a refusal of a further one depends on its
         own pins alone, and no size that it tries tells what others pin. An operator may use what is
-        not set aside, and is told of others' use.
+        not set aside, and sees others' use.
 
         Raises:
             PinError: nothing of it is in memory, or pins would take too much.

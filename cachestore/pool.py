@@ -1,8 +1,8 @@
 """The budget of all models' state: room is made before anything is allocated.
 
-Everything that takes memory asks here first. Room is made by paging out and evicting unused state
-(see `evict`). If there is none, the engine computes less at a time, holds new requests or preempts
-a sequence. The allocator is never asked for more: on Metal that would end the process.
+Room is made by paging out and evicting unused state (see `evict`). If there is none, the engine
+computes less at a time, holds new requests or preempts a sequence. The allocator is never asked for
+more: on Metal that would end the process.
 """
 
 from collections import defaultdict

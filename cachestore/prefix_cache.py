@@ -1,8 +1,7 @@
 """Prefix cache of one model: leases on paths of its tries, and the state that becomes part of them.
 
-`restoration` decides where a prompt resumes. The path up to there is retained from match to close.
-State matched beyond it is not: a request that computes these tokens again has its own copy, and
-must not keep a second one from being evicted.
+`restoration` decides where a prompt resumes. The path up to there is retained until close. State
+matched beyond it is not: the request computes these tokens again, and so has its own copy.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ class Lease:
     """State of the cache that a request holds, and the checkpoints that it has captured.
 
     A context manager; closing is idempotent. While it is open, its path is neither evicted nor
-    merged. It copies nothing: the spans are the trie's own.
+    merged. The spans are the trie's own, not copies.
     """
 
     def __init__(
@@ -84,8 +83,7 @@ class Lease:
     def capture(self, checkpoint: Checkpoint, reason: Reason) -> None:
         """Keep a checkpoint until close. Takes ownership, also if it raises LeaseClosedError.
 
-        It holds no more at a time than it may leave behind: a long prompt or answer would otherwise
-        hold dozens that are dropped in the end.
+        The lease holds no more at a time than it may leave behind.
         """
         if not self.open:
             checkpoint.close()
@@ -93,12 +91,11 @@ class Lease:
         self.captured.append(Captured(checkpoint, reason))
         self._keep(self.checkpoints_kept)
 
-    def give_one_up(self) -> bool:
+    def drop_one_checkpoint(self) -> bool:
         """Close the captured checkpoint that is worth least; False if there is none."""
         return self._keep(len(self.captured) - 1)
 
     def _keep(self, limit: int) -> bool:
-        """Close all captured checkpoints beyond a limit; return True if there were any."""
         self.captured, dropped = keep(self.captured, limit)
         for item in dropped:
             item.checkpoint.close()
@@ -109,7 +106,7 @@ class Lease:
         self._account.set(size_of(*(item.checkpoint for item in self.captured)))
 
     def publish(self, tokens: Tokens, span: Span | None) -> None:
-        """Store what was computed so far, for others to lease, and hold it from there on.
+        """Store the state computed so far, for others to lease, and hold it from now on.
 
         Takes ownership of `span`, the state of all computed `tokens` from `held` on. Checkpoints
         that others are likely to need are stored too.
@@ -133,10 +130,7 @@ class Lease:
         self._count()
 
     def shorten(self, offset: int) -> None:
-        """Give back the path's nodes that begin at `offset` or later: their state was copied.
-
-        They may be evicted from now on. A LeaseClosedError after close.
-        """
+        """Give back the path's nodes from `offset` on; a LeaseClosedError after close."""
         self._check()
         node = self.resume
         while node.start >= offset and node.parent is not None:
@@ -145,10 +139,7 @@ class Lease:
             self._hold(node)
 
     def extend(self, tokens: Tokens) -> None:
-        """Hold the path of `tokens`, which begin with its own, as far as that is in memory.
-
-        A LeaseClosedError after close.
-        """
+        """Hold the path of `tokens`, which begin with its own, as far as that is in memory."""
         self._check()
         node, matched = self.trie.match(tokens)
         path = [held for held in node.path() if held.end <= matched]
@@ -166,11 +157,10 @@ class Lease:
         self._checkpoint = None
 
     def close(self, tokens: Tokens | None = None, span: Span | None = None) -> None:
-        """Give back the path, and hand over what was computed.
+        """Give back the path, and hand over the state computed.
 
-        Takes ownership of `span`, the state of all computed `tokens` from `cached` on. Without
-        `tokens` nothing is kept, captured checkpoints included: for a request whose state cannot be
-        trusted.
+        Takes ownership of `span`, the state of all computed `tokens` from `held` on. Without
+        `tokens` nothing is kept: for a request whose state cannot be trusted.
 
         Raises:
             CacheError: `span` is not as long as the tokens that were computed, or the tokens
@@ -212,7 +202,6 @@ class Lease:
             self._account.close()
 
     def _check_handover(self, tokens: Tokens, span: Span | None) -> None:
-        """Refuse what is not the state of these tokens, before it is in the trie."""
         has_spans = self._cache.layout.spans
         fresh = max(0, len(tokens) - self.held) if has_spans else 0
         given = 0 if span is None else span.length

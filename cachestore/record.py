@@ -1,8 +1,4 @@
-"""Records of the disk tier, pins, and digests that name the owner and tokens of state on disk.
-
-A record says by a digest which tokens come before its own, and by another one what the whole path
-is. `Paths` finds the records that others go on from.
-"""
+"""Records of the disk tier, pins, and digests that name the owner and tokens of state on disk."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -17,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class RecordKind(Enum):
-    """Contents of a file: the state of consecutive tokens, or all state at one offset."""
+    """Contents of a file: the state of consecutive tokens, or the whole state at one offset."""
 
     SPAN = "span"
     CHECKPOINT = "checkpoint"

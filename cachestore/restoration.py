@@ -1,4 +1,4 @@
-"""Where a prompt resumes: how much of it can be restored, and from what. Pure.
+"""Where a prompt resumes: how much of it can be restored, and with which state. Pure.
 
 All layers are restored at one offset, or none:
 
@@ -6,7 +6,7 @@ All layers are restored at one offset, or none:
   edge splits it there;
 - a stack with sliding or recurrent layers resumes at the deepest checkpoint at or before the
   match, or at the match itself where a later checkpoint rewinds to it;
-- what is on disk only is not restored: the pager brings it back before a request begins;
+- state on disk only is not restored: the pager brings it back before a request begins;
 - at least one token of the prompt is always left to compute.
 """
 
@@ -103,7 +103,6 @@ class Restoration:
         return Missing(trie, nodes, holder)
 
     def _limit(self, matched: int, length: int) -> int:
-        """Last offset of a match at which a prompt may resume: one token is left to compute."""
         return max(0, min(matched, length - 1)) // self._grid * self._grid
 
     def _in_memory(self, node: TrieNode, matched: int) -> int:
@@ -113,10 +112,7 @@ class Restoration:
 
 
 def _holder(node: TrieNode, limit: int) -> TrieNode | None:
-    """Find the checkpoint that restores the deepest offset at or before `limit`.
-
-    One beyond it, on the matched edge or below, may rewind to it.
-    """
+    """Find the checkpoint that restores the deepest offset up to `limit`, by rewinding too."""
     if not limit:
         return None
     before = (n for n in reversed(node.path()) if n.checkpoint is not None and n.end <= limit)

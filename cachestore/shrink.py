@@ -1,7 +1,7 @@
 """How far the byte budget shrinks while the operating system is short of memory. Pure.
 
-Down fast and up slowly: what is kept too long makes everything on the machine slow, and what
-is evicted too soon only costs a prefill; but each turn from up to down evicts anew.
+Down fast and up slowly: state kept too long makes the whole machine slow, state evicted too soon
+only costs a prefill; but each turn from up to down evicts again.
 """
 
 import enum
@@ -18,8 +18,7 @@ class Pressure(enum.IntEnum):
 class Shrink:
     """The share of the configured budget that may be used, from the pressure over time.
 
-    An observation moves the share by one step at most, the first critical one aside, however
-    long ago the last one was.
+    An observation moves it by one step at most, except the first critical one.
     """
 
     # All in per cent of the full budget: tenths do not add up in binary floating point.
@@ -31,7 +30,7 @@ class Shrink:
     _CRITICAL_EVERY = 2_000_000  # what comes next is swap or the OOM killer
     _CALM = 30_000_000  # longer than a burst of another program, as a build's or a page's load
     _GROW_EVERY = 10_000_000  # twice the warning's: time to see what a step up has done
-    _LONGEST_GAP = 5_000_000  # what happened in a longer one, nobody saw; only so far it is calm
+    _LONGEST_GAP = 5_000_000  # a longer gap between observations counts as calm only so far
 
     def __init__(self) -> None:
         self._percent = 100

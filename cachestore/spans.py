@@ -14,19 +14,16 @@ def size_of(*states: State | None) -> Size:
 
 
 class Loan:
-    """A storage that the disk's writer reads, once or several times. Belongs to the MLX thread.
-
-    `size` is the whole storage's; the account has the part that only the readers hold.
-    """
+    """A storage that the disk's writer reads. The account has what only the readers hold."""
 
     def __init__(self, storage: Storage, size: Size, account: Account) -> None:
-        self.size = size
+        self.size = size  # of the whole storage
         self._storage = storage
         self._account = account
         self.readers = 0
 
     def count(self) -> None:
-        """Count the bytes that no span views; viewed ones count as the trie's."""
+        """Count the bytes that no span views; the trie counts the others."""
         self._account.set(self.size - size_of(*self._storage.views))
 
     def give_back(self) -> None:

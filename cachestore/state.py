@@ -41,12 +41,9 @@ class State(Protocol):
 
 
 class Storage(Protocol):
-    """Consecutive tokens in buffers that are never written; spans are views of it.
+    """Consecutive tokens in buffers that are never written; spans are views of it."""
 
-    `loan` is set, by `spans` alone, while another thread reads it.
-    """
-
-    loan: "Loan | None"
+    loan: "Loan | None"  # while another thread reads it; `spans` alone sets it
 
     @property
     def length(self) -> int:
@@ -65,10 +62,7 @@ class Storage(Protocol):
 
 
 class Span(State, Protocol):
-    """Token-addressable state of consecutive tokens, all layers together.
-
-    Its contents do not change; its place may.
-    """
+    """State of consecutive tokens, all layers together. Its contents stay; its place may change."""
 
     @property
     def length(self) -> int:
@@ -85,22 +79,16 @@ class Span(State, Protocol):
         """Cut into `[0, at)` and `[at, length)`, without a copy. Takes ownership of itself."""
 
     def join(self, following: Sequence[Self]) -> None:
-        """Move to one new storage with the spans that follow. Copies them.
+        """Copy itself and the spans that follow into one new storage.
 
         Other spans of their former storages are copied into storages of their own.
         """
 
     def merge(self, other: Self) -> Self:
-        """Become one with the span that follows. Takes ownership of both.
-
-        Copies nothing where that adjoins.
-        """
+        """Become one with the span that follows, by a copy unless that adjoins. Owns both."""
 
     def close(self, *, trim: bool = True) -> None:
-        """Give it back, and free its bytes; without `trim`, the caller trims the storage.
-
-        Where several spans go, what stays is then copied once.
-        """
+        """Free its bytes; without `trim`, the caller trims the storage, once for several spans."""
 
 
 class Checkpoint(State, Protocol):
@@ -122,10 +110,7 @@ Exported = tuple[Mapping[str, tuple[str, tuple[int, ...], Sequence[Any]]], dict[
 
 
 class Codec(Protocol):
-    """Hands state to the thread that writes files, and turns files into state.
-
-    To hand state over costs the thread that runs the model next to nothing: it is there for the
-    other thread to read, or to wait for.
+    """Hands state to the thread that writes files, at next to no cost, and reads files.
 
     Loading raises a ValueError where a file is not what was written, and an OSError where it
     cannot be read at present.
@@ -133,10 +118,7 @@ class Codec(Protocol):
 
     @property
     def copies(self) -> bool:
-        """True if all that is handed over takes memory of its own.
-
-        Else it is the state's own buffers, whole, which stay in memory until they are written.
-        """
+        """True if the state handed over is a copy; else its own buffers, kept until written."""
 
     def export_span(self, span: Any, start: int, stop: int, /) -> Exported:
         """Hand over some tokens of a span, counted from its first."""

@@ -32,12 +32,11 @@ from .state import Checkpoint, Span
 
 
 class RadixTrie:
-    """Trie of one namespace. One owner at a time; not thread-safe.
+    """Trie of one namespace. Belongs to the MLX thread.
 
     Methods raise a ValueError for a node or offset that would break an invariant: a root, a
     retained node, an offset outside the edge. `splits` counts cuts of edges; readers of spans must
-    then ask for them again. `files` is shared with other tries. All paths begin with the tokens
-    `base`, whose state is in another trie.
+    then ask for them again.
     """
 
     def __init__(
@@ -55,11 +54,7 @@ class RadixTrie:
         self.splits = 0
 
     def match(self, tokens: Tokens) -> Match:
-        """Follow a prompt as far as it is known, also into the middle of an edge.
-
-        Costs one vectorised comparison an edge: siblings differ in their first token, so that there
-        is one candidate at most.
-        """
+        """Follow a prompt as far as it is known, also into the middle of an edge."""
         node, length = self.root, common_length(self.root.tokens, tokens)
         while node.end <= length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -93,8 +88,8 @@ class RadixTrie:
     def split(self, node: TrieNode, offset: int) -> TrieNode:
         """Cut an edge at an absolute offset inside it; return the new upper node.
 
-        The lower one stays the same object and keeps the checkpoint, so that leases that end in it
-        stay valid; those leases lie on the upper one too.
+        The lower one stays the same object and keeps the checkpoint: leases that end in it stay
+        valid, and lie on the upper one too.
         """
         self.splits += 1
         at = offset - node.start
@@ -115,8 +110,7 @@ class RadixTrie:
     def merge(self, node: TrieNode) -> TrieNode:
         """Join a node, without a checkpoint, with its only child; return that child.
 
-        Copies their spans, unless one follows the other in a storage. Neither is retained; both are
-        in memory, or neither.
+        Copies their spans unless they adjoin. Neither is retained; both are in memory, or neither.
         """
         parent, (child,) = _parent(node), node.children.values()
         differ = (node.span is None) != (child.span is None)
@@ -140,9 +134,9 @@ class RadixTrie:
         self.spans.join(spans)
 
     def shorten(self, leaf: TrieNode, end: int) -> None:
-        """Forget a leaf's tokens from the absolute offset `end` on, and their state.
+        """Forget a leaf's tokens from `end` on, and their state; at its start, the leaf itself.
 
-        With `end` at its start the leaf itself goes. Call `spans.trim` after the last change.
+        Call `spans.trim` after the last change.
         """
         parent = _parent(leaf)
         if leaf.children or leaf.ref_count or not leaf.start <= end < leaf.end:
@@ -269,7 +263,7 @@ def _parent(node: TrieNode) -> TrieNode:
 def insert(trie: RadixTrie, tokens: Tokens, start: int, span: Span | None) -> None:
     """Add missing tokens of a path. Takes ownership of `span`, the state from `start` on.
 
-    A node starts at `start`, or one is appended there.
+    A node starts at `start`, or is appended there.
     """
     node, known = trie.match(tokens)
     if known == len(tokens):
@@ -301,10 +295,7 @@ def node_at(trie: RadixTrie, node: TrieNode, offset: int) -> TrieNode:
 
 
 def _revive(trie: RadixTrie, node: TrieNode, start: int, span: Span | None) -> Span | None:
-    """Give nodes that are on disk only their state computed again; return the rest of `span`.
-
-    `node` is the last one whose tokens `span` may have; a node starts at `start` or later.
-    """
+    """Give nodes up to `node` that are on disk only their recomputed state; return the rest."""
     path = [had for had in node.path() if had.end > start]
     known = [had.end for had in path if had.span is not None]  # these come first
     if known and span is not None:

@@ -15,21 +15,15 @@ SHARED = "(shared)"
 
 
 class Namespace(NamedTuple):
-    """Requests that may share state: of one tenant, after one shared prompt.
-
-    `base` is the digest of the prompt's tokens; empty without one.
-    """
+    """Requests that may share state: of one tenant, after one shared prompt."""
 
     tenant: str
-    base: bytes = b""
+    base: bytes = b""  # digest of the shared prompt's tokens; empty without one
 
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """Totals over some tries, sizes in bytes.
-
-    `stored_tokens` are on disk (too), `held_bytes` in memory and held by requests and pins.
-    """
+    """Totals over some tries."""
 
     namespaces: int = 0
     nodes: int = 0
@@ -38,18 +32,14 @@ class CacheStatistics:
     leases: int = 0
     span_bytes: int = 0
     checkpoint_bytes: int = 0
-    stored_tokens: int = 0
-    held_bytes: int = 0
-    evictions: int = 0
-    page_outs: int = 0
+    stored_tokens: int = 0  # on disk, and perhaps in memory too
+    held_bytes: int = 0  # in memory, and held by requests and pins
+    evictions: int = 0  # states that were forgotten
+    page_outs: int = 0  # states that were left to the disk
 
 
 class Tries:
-    """All tries of one loaded model. Belongs to the MLX thread. Iterating yields the tries.
-
-    `files` counts references to files. `evictions` counts states that were forgotten, `page_outs`
-    those that were left to the disk.
-    """
+    """All tries of one loaded model. Belongs to the MLX thread. Iterating yields the tries."""
 
     def __init__(self, layout: Layout, ledger: Ledger) -> None:
         self.layout = layout
@@ -60,7 +50,7 @@ class Tries:
         self._ledger = Ledger(ledger)
 
     def open(self, namespace: Namespace, base: Tokens | None = None) -> RadixTrie:
-        """The trie of a namespace, made if there is none; `base` has the tokens of its base."""
+        """The trie of a namespace, made if there is none, below the tokens `base`."""
         if namespace not in self._tries:
             self._tries[namespace] = RadixTrie(self._ledger, self.files, base)
         return self._tries[namespace]
@@ -70,7 +60,7 @@ class Tries:
         return self._tries.get(namespace)
 
     def items(self) -> Iterator[tuple[Namespace, RadixTrie]]:
-        """All tries with their namespaces; those that are dropped meanwhile are yielded too."""
+        """All tries with their namespaces, as they were when this began."""
         yield from list(self._tries.items())
 
     def __iter__(self) -> Iterator[RadixTrie]:
@@ -98,7 +88,7 @@ class Tries:
 
     @property
     def splits(self) -> int:
-        """Changes when spans that a lease has given out may have been cut."""
+        """A counter that changes when a leased span may have been cut."""
         return self._dropped_splits + sum(trie.splits for trie in self)
 
     @property

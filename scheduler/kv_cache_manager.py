@@ -224,7 +224,7 @@ class KVCacheManager:
     @staticmethod
     def drop_one_checkpoint(running: Iterable[Sequence]) -> bool:
         """Do without a checkpoint of a running sequence; False if none has one."""
-        return any(s.lease is not None and s.lease.give_one_up() for s in running)
+        return any(s.lease is not None and s.lease.drop_one_checkpoint() for s in running)
 
     def end(self, sequence: Sequence, *, keep: bool) -> None:
         """Close the lease; keep what was computed unless it cannot be trusted."""

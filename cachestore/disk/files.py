@@ -1,16 +1,15 @@
 """Files of the disk tier: writing, verifying, listing; and the lock of their folder.
 
 A file is immutable and in the safetensors format: eight bytes with the header's length, a JSON
-header, the tensors' bytes one after the other. A file becomes visible at once and as a whole:
-temporary name, fsync, rename, fsync of the folder. This protects against the death of the process.
-On macOS `fsync` does not empty the drive's own cache, so that a power cut may damage a file there;
-the checksum then tells.
+header, the tensors' bytes one after the other. It appears whole: temporary name, fsync, rename,
+fsync of the folder. On macOS `fsync` does not empty the drive's own cache, so a power cut may
+damage a file; the checksum shows it.
 
 Verification has three results: whole, damaged, unreadable at present. Only damage costs a file: a
 process without descriptors, a temporary disk failure or a changed mode say nothing of its contents.
 
-`safetensors.serialize_file` is not used: it writes to a temporary of its own, whose name cannot be
-recognised after a kill, hides `errno`, and writes the bytes before a checksum can be made.
+`safetensors.serialize_file` writes to a temporary whose name cannot be recognised after a kill,
+hides `errno`, and makes no checksum; so it is not used.
 """
 
 import errno
@@ -54,8 +53,8 @@ _ITEM_BYTES = {
 class HostTensor(NamedTuple):
     """One array that the host can read; `dtype` is a safetensors name, as "BF16".
 
-    Parts are buffers, in order, and must not change until written. The writer asks for each, on
-    its own thread, when it is due. A NumPy array with gaps is copied when written: keep it short.
+    Parts are buffers, in order, which the writer's thread reads; they must not change until then. A
+    NumPy array with gaps is copied when written: keep it short.
     """
 
     dtype: str
@@ -76,15 +75,12 @@ class Payload(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors; the file has a header more."""
+        """Bytes of all tensors, without the header."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def release(self) -> None:
         """Let go of the tensors, also for others that have the payload."""
         self.tensors.clear()
-
-
-# -- one file ------------------------------------------------------------------------------
 
 
 def new_name() -> str:
@@ -95,15 +91,12 @@ def new_name() -> str:
 def write_file(
     folder: Path, name: str, payload: Payload, stopped: Callable[[], bool] = lambda: False
 ) -> tuple[int, bytes]:
-    """Write a file, mode 0600, that is there completely or not at all.
-
-    Returns its size in bytes and its checksum (xxh3_128, 16 bytes). `stopped` is asked before each
-    block; True gives up.
+    """Write a file, mode 0600, whole or not at all; return its bytes and xxh3_128 checksum.
 
     Raises:
         OSError: it cannot be written. Nothing of it is left, unless that too failed.
         ValueError: a tensor is not as long as its shape says.
-        DiskTierError: `stopped` said so.
+        DiskTierError: `stopped`, asked before each block, returned True.
     """
     blocks = chain([_header(payload)], _blocks(payload))
     temporary = name.removesuffix(_SUFFIX) + _TEMPORARY
@@ -165,7 +158,7 @@ def _header(payload: Payload) -> memoryview:
 
 
 def _blocks(payload: Payload) -> Iterator[memoryview]:
-    """Bytes of all parts, of whatever item type; copied only if not contiguous."""
+    """Bytes of all parts, of any item type; copied only if not contiguous."""
     for part in chain.from_iterable(tensor.parts for tensor in payload.tensors.values()):
         if not part.nbytes:
             continue
@@ -176,13 +169,8 @@ def _blocks(payload: Payload) -> Iterator[memoryview]:
         yield np.ascontiguousarray(items).reshape(-1).view(np.uint8).data
 
 
-# -- the folder ----------------------------------------------------------------------------
-
-
 def claim(folder: Path) -> int:
     """Make the folder, private, and lock it; return the descriptor that holds the lock.
-
-    The lock ends with the descriptor, so also with the process, however that ends.
 
     Raises:
         FolderInUseError: another tier holds it.
@@ -195,7 +183,7 @@ def claim(folder: Path) -> int:
         _refuse_foreign(folder)  # before its mode is changed: it may hold what others put there
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "it cannot be written", str(folder))
-    # A folder with other things in it is somebody's, as a home is: its mode is theirs.
+    # A folder with other things in it, as a home, keeps its mode.
     if all(_is_own(entry.name) for entry in entries):
         folder.chmod(0o700)
         _refuse_foreign(folder)  # some file systems have one mode for all
@@ -233,9 +221,9 @@ def is_temporary(name: str) -> bool:
 
 
 def own_files(folder: Path) -> Iterator[tuple[str, int | None]]:
-    """List name and size in bytes of our files, None if unknown; links and folders are never ours.
+    """List name and size in bytes of our files, None if unknown; an OSError from the folder.
 
-    An OSError if the folder cannot be read, or not to its end.
+    Links and folders are never ours.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -254,10 +242,7 @@ Identity = tuple[tuple[int, int], ...]
 
 
 def identity(folder: Path) -> Identity | None:
-    """Device and number of the folder's lock and index, which identify it; None if one is missing.
-
-    An OSError if that cannot be told at present.
-    """
+    """Device and number of the folder's lock and index; None if one is missing, or an OSError."""
     try:
         found = [os.lstat(path) for path in (folder / LOCK, folder / INDEX)]
     except (FileNotFoundError, NotADirectoryError):
@@ -273,7 +258,7 @@ def verify_file(
     Raises:
         DamagedFileError: it is missing, no plain file, or differs in size or checksum.
         UnreadableFileError: it cannot be read at present.
-        DiskTierError: `stopped`, asked between blocks, said so.
+        DiskTierError: `stopped`, asked between blocks, returned True.
     """
     try:
         return _compare(path, nbytes, checksum, stopped)

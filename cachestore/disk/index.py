@@ -1,8 +1,8 @@
 """Index of the disk tier: the file that holds each record, and the pins. SQLite, one connection.
 
-A row is written after its file and removed before it, so that a row always had its file. Losing the
-index loses the tier's contents and nothing else: one that cannot be read is replaced. Disk damage
-may have changed a row, and SQLite keeps any type in any column: rows are checked when read.
+A row is written after its file and removed before it. An index that cannot be read is replaced:
+only the tier's contents are lost. Disk damage may have changed a row, and SQLite keeps any type in
+any column: rows are checked when read.
 """
 
 import os
@@ -29,7 +29,7 @@ _LATEST = 1 << 62  # a recency counter counts on from what is read, and must not
 
 
 def _record_of(row: tuple[Any, ...]) -> Record:
-    """Read a row of `_COLUMNS`; a ValueError if `add` did not write it, as for a foreign path."""
+    """Read a row of `_COLUMNS`; a ValueError if `add` did not write it."""
     _check_types(row, _RECORD)
     row_id, kind, *rest = row
     record = Record(row_id, RecordKind(kind), *rest)
@@ -61,18 +61,18 @@ _SCHEMA = (
         PRIMARY KEY (fingerprint, tenant, name))""",
     f"PRAGMA user_version = {FORMAT}",
 )
-# What SQLite says of a file that is damaged, or none of its own, also in the middle of its use.
+# Codes of SQLite for a file that is damaged, or none of its own, also in the middle of its use.
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT})
-# And of one that cannot be begun with: it lacks our tables, or has values that make no sense.
+# And for one of no use from the start: it lacks our tables, or has values that make no sense.
 _CORRUPT = _DAMAGED | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
-_HEADER = 20  # bytes of SQLite's header that are looked at here
-_WRITE_VERSION, _NEWEST = 18, 2  # where it stands how to write; what SQLite can
+_HEADER = 20  # bytes of SQLite's header that are read here
+_WRITE_VERSION, _NEWEST = 18, 2  # the byte with the version of the format; the newest version
 
 log = structlog.get_logger()
 
 
 class UnusableIndexError(Exception):
-    """The index is damaged or of an older format: start anew."""
+    """The index is damaged or of an older format: start without it."""
 
 
 class OutdatedIndexError(UnusableIndexError):
@@ -188,10 +188,7 @@ class DiskIndex:
         self._write(statement, [(self._fingerprint, tenant, name)])
 
     def pins(self) -> list[Pin]:
-        """List the model's pins. Those of other models stay: a user asked for them.
-
-        A pin with other tokens or another owner than were pinned is removed.
-        """
+        """List the model's pins; one whose digest differs is removed. Other models' pins stay."""
         query = (
             "SELECT name, tenant, tokens, digest FROM pins WHERE fingerprint = ? "
             "ORDER BY tenant, name"
@@ -209,7 +206,6 @@ class DiskIndex:
         return sound
 
     def _digest(self, pin: Pin) -> bytes:
-        """Name all that makes a pin the one that was pinned."""
         return digest_of(self._fingerprint, pin.tenant, pin.name, pin.tokens)
 
     def close(self) -> None:
@@ -232,11 +228,8 @@ class DiskIndex:
             self._database.executemany(statement, rows)
 
     def _fault(self) -> str:
-        """Damage of SQLite's own structure, or of our tables; empty if there is none.
-
-        `quick_check` does not compare the rows with the index of their names; a row that is missing
-        there can never be removed.
-        """
+        """Damage of SQLite's own structure, or of our tables; empty if there is none."""
+        # `quick_check` does not find a row missing in the index of names, which never goes.
         with closing(self._database.execute("PRAGMA integrity_check(1)")) as cursor:
             verdict = str(cursor.fetchone()[0])
         if verdict != "ok":
@@ -257,7 +250,6 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @cache
 def _tables() -> frozenset[tuple[str, ...]]:
-    """Our tables as SQLite describes them."""
     with closing(sqlite3.connect(":memory:")) as database:
         for statement in _SCHEMA:
             database.execute(statement)
@@ -270,7 +262,7 @@ def _tables_of(database: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
 
 @contextmanager
 def _damage() -> Iterator[None]:
-    """Tell damage from what a full disk or a lock makes SQLite say."""
+    """Raise an UnusableIndexError for damage, and no other fault of a full disk or a lock."""
     try:
         yield
     except (ValueError, TypeError) as error:

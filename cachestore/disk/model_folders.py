@@ -1,8 +1,7 @@
-"""State of many models below one root: a folder for each, within one budget of bytes.
+"""State of many models below one root: a folder `<name>-<fingerprint>` for each, in one budget.
 
-A folder is called `<name>-<fingerprint>`. The fingerprint says whose state it is; the name is for
-people, and follows a model that is served by another one. Folders of models that are not loaded
-lose files only where all folders together exceed the budget.
+The fingerprint identifies the model; the name is for people, and follows a model that gets another
+one. Folders of models that are not loaded lose files only where all together exceed the budget.
 
 Older releases kept the default model's files in the root itself, and those of others in
 `models/<name>`: these move into folders at the start.
@@ -50,7 +49,7 @@ class StoredModel(NamedTuple):
 def stored_models(root: Path) -> list[StoredModel]:
     """List the models that have state below a root, the last used first. Takes no lock.
 
-    A root or a folder that cannot be read counts as empty.
+    Unreadable folders count as empty.
     """
     with suppress(OSError):
         found = filter(None, map(_described, root.iterdir()))
@@ -185,7 +184,7 @@ class ModelFolders:
                 if nbytes <= 0 or self._closed or model.folder not in self._resting:
                     continue
                 self._trimming = model.folder
-            left = None  # what cannot be trimmed is not counted any more
+            left = None  # a folder that cannot be trimmed does not count any more
             try:
                 if freed := trim(model.folder, model.fingerprint, nbytes, self._stops):
                     log.info("state of another model removed", model=model.name, bytes=freed)
@@ -213,8 +212,8 @@ def trim(
 ) -> int:
     """Delete files until `nbytes` are free, in `removal_order`; return the bytes freed.
 
-    A folder left with neither state nor pins is removed. The time of the folder's last use stays as
-    it was. `stopped` is asked between transactions; True gives up.
+    A folder left with neither state nor pins is removed. Its time of last use stays. `stopped` is
+    asked between transactions; True gives up.
 
     Raises:
         FolderInUseError: a tier has the folder.
@@ -297,15 +296,14 @@ def _is_on(record: Record, pin: Pin) -> bool:
     return digest == record.prefix
 
 
-_UNNAMED = "unnamed"  # the older umbel did not note what the default model is called
+_UNNAMED = "unnamed"  # older releases did not note the default model's name
 _OTHERS = "models"
 
 
 def move_old_layout(root: Path) -> None:
     """Move state of an older release into a folder of its model. The root is locked.
 
-    State that cannot be moved stays where it is; state with an unusable index is removed. The log
-    says so, with its bytes.
+    State that cannot be moved stays; state with an unusable index is removed. Both are logged.
     """
     if (root / INDEX).exists():
         _move(root, root, _UNNAMED)
@@ -333,7 +331,7 @@ def _move_other(folder: Path, root: Path) -> None:
 
 
 def _move(folder: Path, root: Path, name: str) -> None:
-    """Move one model's state; the index last, so that a start that is cut short is done again."""
+    # The index moves last, so that a move that is cut short is done again.
     files = dict(own_files(folder))
     told = log.bind(folder=str(folder), bytes=sum(size or 0 for size in files.values()))
     try:

@@ -18,13 +18,10 @@ log = structlog.get_logger()
 
 
 class WriteJob(NamedTuple):
-    """A write. `token` is the owner's and comes back with the result.
+    """A write."""
 
-    `record` lacks its id, name, size and checksum: they are known once the file is written.
-    """
-
-    token: object
-    record: Record
+    token: object  # the owner's; comes back with the result
+    record: Record  # without its id, name, size and checksum
     payload: Payload
 
     @property
@@ -42,31 +39,22 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class DiskStatistics:
-    """State of the tier (with a reason if not on), its files and queue, and counts since the start.
-
-    `queued_bytes` includes the write under way. `failures` are of writes, reads, transactions and
-    removals.
-    """
+    """State of the tier, its files and queue, and counts since the start."""
 
     state: State
-    reason: str
+    reason: str  # if the state is not "on"
     nbytes: int
     records: int
-    queued_bytes: int
+    queued_bytes: int  # with the write under way
     writes: int
-    failures: int
+    failures: int  # of writes, reads, transactions and removals
 
 
 class Worker:
-    """A thread that does jobs. No job that fails ends it. All methods are for any thread.
-
-    Attributes:
-        changed: guards the queue; an owner may guard more with it.
-        thread: to be started by the owner.
-    """
+    """A thread, started by the owner, that does jobs. Methods are safe to call from any thread."""
 
     def __init__(self, name: str) -> None:
-        self.changed = threading.Condition()
+        self.changed = threading.Condition()  # guards the queue; an owner may guard more with it
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.closed = False
         self._abandoned = False

@@ -1,4 +1,4 @@
-"""The start of the disk tier: the folder is locked, the index read, what is of no use removed."""
+"""The start of the disk tier: the folder is locked, the index read, useless files are removed."""
 
 import os
 import sqlite3
@@ -32,9 +32,9 @@ class Opened:
 
 
 def open_folder(folder: Path, fingerprint: str) -> Opened:
-    """Lock a folder, open its index, and remove what is of no use to this model.
+    """Lock a folder, open its index, and remove files of no use to this model.
 
-    `collected` counts what was removed, and its bytes as "nbytes":
+    `collected` counts them by reason, and their bytes as "nbytes":
 
     - temporaries: files that were never finished;
     - orphans: files without a row: one after a kill between rename and insertion, all after the
@@ -72,7 +72,7 @@ def unusable(folder: Path, error: Exception) -> DiskTierError:
 
 
 def reason_of(error: Exception) -> str:
-    """Text of an error, without the numbers."""
+    """Text of an error without its number."""
     if isinstance(error, OSError):
         said = error.strerror or str(error)
         return f"{said} ({error.filename})" if error.filename else said
@@ -112,16 +112,13 @@ def _read_index(folder: Path, fingerprint: str) -> _Contents:
 def _collect(
     index: DiskIndex, own: list[Record], others: list[Record], folder: Path, without_row: str
 ) -> tuple[list[Record], Counter[str]]:
-    """Remove useless files and rows; return the records left, ascending by start, and the count.
-
-    A file of unknown size may be whole, and stays.
-    """
+    """Remove useless files and rows; return the records left, ascending by start, and the count."""
     files = dict(own_files(folder))
     kept, dropped = [], list(others)
     counts = Counter(other_model=len(dropped))
     for record in own:
         present = record.name in files
-        if present and files[record.name] in (None, record.nbytes):
+        if present and files[record.name] in (None, record.nbytes):  # of unknown size: may be whole
             kept.append(record)
             continue
         dropped.append(record)

@@ -1,10 +1,8 @@
 """The disk tier: state that outlives memory and restarts, in files that an index describes.
 
-The owner, one thread, decides what is written and deleted; the tier's threads do it and report.
-One thread writes, one verifies files before they are read: neither blocks the owner, and no disk
-failure reaches it as an exception, or ends a thread. State reported as written survives the death
-of the process at any moment: a record is inserted after its file is complete, and removed before
-it.
+The owner, one thread, decides about writes and removals. One thread of the tier does them, one
+verifies files before they are read. Neither blocks the owner, and no disk failure reaches it as an
+exception. State reported as written survives the death of the process at any moment.
 """
 
 import errno
@@ -197,10 +195,9 @@ class DiskTier(Worker):
         return self._verifier.flush(max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout: float) -> None:
-        """Finish what is queued, but give up after `timeout` s. Idempotent.
+        """Finish the queue, but give up after `timeout` s, and return two seconds later at most.
 
-        Returns at most two seconds later than that. The folder is given up when the writer
-        has ended: if a disk never answers, that is when the process does.
+        Idempotent. The writer gives the folder up when it ends: perhaps with the process only.
         """
         workers: tuple[Worker, ...] = (self, self._verifier)
         for abandon, seconds in ((False, timeout), (True, _GRACE)):
@@ -303,10 +300,9 @@ class DiskTier(Worker):
             raise
 
     def _delete(self, records: list[Record]) -> None:
-        """Remove the rows, then the files.
+        """Remove the rows, then the files, even if the rows cannot go: a full disk has no room.
 
-        The files go even if the rows cannot: a full disk has no room for the transaction, and
-        could otherwise never be freed. A row without its file is collected at the next start.
+        A row without its file is collected at the next start.
         """
         self._unremoved.update(record.id for record in records)
         self._transact(self._remove_rows)
@@ -336,10 +332,7 @@ class DiskTier(Worker):
             self.leave(state, reason)
 
     def _folder_is_there(self) -> bool:
-        """True if folder, lock and index are still those that were opened; else the tier is off.
-
-        Its rows would describe files that are elsewhere, and another tier may have the folder.
-        """
+        """True if folder, lock and index are still those that were opened; else the tier is off."""
         try:
             if identity(self.folder) == self._identity is not None:
                 return True
@@ -352,7 +345,7 @@ class DiskTier(Worker):
 def _meaning(error: OSError | sqlite3.Error) -> tuple[State, str]:
     """Return the state after a failure, and why: a damaged index is never written to."""
     if isinstance(error, sqlite3.Error) and is_damage(error):
-        return "off", f"its index is damaged ({error}): restart umbel to begin anew"
+        return "off", f"its index is damaged ({error}): restart umbel to begin without it"
     return "suspended", reason_of(error)
 
 

@@ -1,9 +1,8 @@
-"""Brings what is on disk only back into memory, while the request that needs it waits.
+"""Brings state that is on disk only back into memory, while the request that needs it waits.
 
-Files are verified on the disk tier's reader; then the engine's thread reads a node at a time,
+The disk tier verifies the files on a thread of its own; then the MLX thread reads a node at a time,
 between its steps. Damaged state is forgotten, with all that goes on from it. A file that cannot be
-read at present stays where it is, and is asked for again after a while. Both are a miss, and
-no error: the request computes the tokens itself.
+read at present stays, and is tried again after a while. Both are a miss, and no error.
 """
 
 import enum
@@ -61,8 +60,7 @@ class _Request:
 class PageIn:
     """The way in; see `Pager` for the arguments. Belongs to the MLX thread.
 
-    A reader is the object that waits for a prompt's state, and asks again and again. State that is
-    paged out again each time before the reader uses it is not waited for any more. `page_ins`
+    A reader is the object that waits for a prompt's state, and asks again and again. `page_ins`
     counts the states that were read, `asked_bytes` the bytes of files that were asked for.
     """
 
@@ -89,7 +87,7 @@ class PageIn:
         return status is PageInStatus.UNDER_WAY or (status is PageInStatus.ON_DISK and may_read)
 
     def wait_for(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
-        """Start to read what is on disk of a prompt; return True if its reader waits for that."""
+        """Start to read a prompt's state on disk; return True if its reader waits for that."""
         if not self.awaits(reader, namespace, tokens):
             return False
         if self.request(namespace, tokens) is PageInStatus.BEGUN:
@@ -97,7 +95,7 @@ class PageIn:
         return True
 
     def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Start to read state of a prompt that is on disk, unless it is being read."""
+        """Start to read a prompt's state on disk, unless it is being read."""
         status, missing = self._find(namespace, tokens)
         if status is not PageInStatus.ON_DISK or missing is None:
             return status

@@ -1,7 +1,7 @@
-"""Hands what a trie has and the disk lacks to the disk tier's writer, oldest first.
+"""Hands state that the disk lacks to the disk tier's writer, oldest first.
 
-So its memory can be given up at once when there is need, and a restart finds it. Only what is
-new is written: a node that grew is written from where the disk's copy of it ends.
+So its memory can be given up at once when there is need, and a restart finds it. Of a node that
+grew, only the new tokens are written.
 """
 
 import time
@@ -44,7 +44,7 @@ class _Job:
     loan: Loan | None = None  # of the storage that is written where it lies
 
     def left(self, checkpoint: Checkpoint) -> None:
-        """The trie gives a checkpoint up: what is written where it lies is only here then."""
+        """The trie gives a checkpoint up: only the writer has it now."""
         if checkpoint is self.whole:
             self.paging.set(size_of(checkpoint))
 
@@ -108,8 +108,8 @@ class PageOut:
     def step(self, *, busy: bool = False) -> None:
         """Take in finished writes, and hand over the next nodes.
 
-        While sequences run (`busy`), nodes are handed over only if more than a sixteenth of the
-        memory budget is dirty: that much is lost if the process is killed.
+        While sequences run (`busy`), only if more than a sixteenth of the memory budget is dirty:
+        that much is lost if the process is killed.
         """
         for written in self._tier.completed():
             self._take(written)
@@ -155,10 +155,7 @@ class PageOut:
                 left -= taken is True
 
     def _write(self, namespace: Namespace, trie: RadixTrie, node: TrieNode) -> bool | None:
-        """Hand over a node's state; False if no more is taken at present, None if that fails.
-
-        One for which it fails stays in memory only, and others do not.
-        """
+        """Hand over a node's state; False if no more is taken at present, None if that fails."""
         paging = self._cache.ledger.account(Kind.PAGING)
         job = _Job(namespace, path_tokens(node), node, paging)
         kind, start = RecordKind.SPAN, node.persisted_end
@@ -259,10 +256,7 @@ def _is_due(trie: RadixTrie, node: TrieNode) -> bool:
 
 
 def _attach(trie: RadixTrie, path: Tokens, record: Record) -> None:
-    """Note that a new file has the state of a path's end, as far as the trie still has it.
-
-    The path begins at the trie's root. Its nodes may have been cut or joined meanwhile.
-    """
+    """Note that a new file has the state of a path's end, as far as the trie still has it."""
     deepest, known = trie.match(path)
     if known < len(path):
         return  # the rest was forgotten, and shall not come back with the file

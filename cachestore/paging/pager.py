@@ -1,7 +1,4 @@
-"""Moves state between the tries and the disk tier, behind the engine's back.
-
-After a restart the tries are built from what the disk's index knows.
-"""
+"""Moves state between the tries and the disk tier, and builds the tries after a restart."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,14 +25,14 @@ log = structlog.get_logger()
 class Pager:
     """Pages one cache out and in, within the disk's budget. Belongs to the MLX thread.
 
-    At start it puts what the disk has into the cache's tries, and pins whose state is to be read.
+    At start the cache learns which state and which pins the disk has.
 
     Args:
         cache: the cache whose tries are paged.
         tier: the disk.
         codec: knows what state is made of.
         budget: bytes that the files of all models may take.
-        folders: have the files of models that are not loaded, which go first.
+        folders: of models that are not loaded, whose files go first.
     """
 
     def __init__(
@@ -91,10 +88,7 @@ class Pager:
         self.page_in.give_up()
 
     def write_all(self) -> bool:
-        """Go on with writing all that is not on disk; False when no more can be written.
-
-        Called again and again, with pauses in which the tier writes.
-        """
+        """Write on, with pauses between calls; False when no more can be written."""
         if self._given_up:
             return False
         self._step()
@@ -125,11 +119,10 @@ _Place = tuple[RadixTrie, TrieNode]
 
 
 def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> list[Record]:
-    """Put what is on disk into a cache's tries; return the records of no use.
+    """Put the state on disk into a cache's tries; return the records of no use.
 
-    `records` ascend by start. The cache is empty, except that it knows which prompts are shared.
-    Nothing is read but the index. A record is of no use if its path has a hole, or if its own
-    digest differs.
+    `records` ascend by start. The cache is empty, except that it knows which prompts are shared. A
+    record is of no use if its path has a hole, or if its own digest differs.
     """
     records = list(records)
     paths = Paths[_Place](records)

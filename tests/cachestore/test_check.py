@@ -161,7 +161,7 @@ def dropped_trie(world: World) -> None:
         (unheld_parent, "retained less often than its children"),
         (extra_hold, "is retained 1 times"),
         (uncounted_span, "are counted"),
-        (unviewed, "some that nobody views"),
+        (unviewed, "some that no span views"),
         (stray_view, "viewed by what is in no node"),
         (scattered, "do not follow one another"),
         (uncounted_buffers, "buffers and"),

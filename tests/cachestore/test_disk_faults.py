@@ -376,7 +376,7 @@ def test_an_index_that_is_damaged_while_it_is_used(tmp_path: Path, what: str) ->
                     tier.pin(Pin("name", "tenant", bytes(4)))
                 assert tier.flush(TIMEOUT)
         assert tier.statistics().state == "off"
-        assert "restart umbel to begin anew" in tier.statistics().reason
+        assert "restart umbel to begin without it" in tier.statistics().reason
         assert len(logs) == 1
         assert {done.record for done in tier.completed()} <= {None}
         assert damaged(tier, *kept[1:]) == []

@@ -66,14 +66,14 @@ def test_captured_checkpoints_are_given_up_one_by_one(make_world: MakeWorld) -> 
     assert set(left) == {Reason.GRID, Reason.SYSTEM, Reason.PROMPT}
     while left:
         held = ledger.held(Kind.CHECKPOINT).nbytes
-        assert lease.give_one_up()
+        assert lease.drop_one_checkpoint()
         assert ledger.held(Kind.CHECKPOINT).nbytes < held
         now = [item.reason for item in lease.captured]
         assert len(now) == len(left) - 1 == len(world.registry.checkpoints)
         left = now
         if len(left) == 1:
             assert left == [Reason.SYSTEM]
-    assert not lease.give_one_up()
+    assert not lease.drop_one_checkpoint()
     sequence.close()
     world.check()
 
