@@ -21,10 +21,7 @@ def problems(cache: PrefixCache) -> list[str]:
 
 
 def examine(cache: PrefixCache) -> Iterator[list[str]]:
-    """Check all invariants piece by piece, and yield the broken ones of each piece.
-
-    The cache may change between two pieces: each is true of the moment in which it is checked.
-    """
+    """Yield the broken invariants, piece by piece; the cache may change between two pieces."""
     for number, trie in enumerate(cache.tries):
         where = f"trie {number}"
         nodes = list(trie.nodes())

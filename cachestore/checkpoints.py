@@ -74,10 +74,7 @@ def prompt_offsets(
 
 
 def _useful(hints: set[int], best: Mapping[int, Reason], cached: int, kept: int) -> list[int]:
-    """Hints that save the most tokens, as many as there is room for.
-
-    One may replace a message boundary, but not the deepest: that is the next turn's.
-    """
+    """Hints that save the most tokens, except at the deepest message: that is the next turn's."""
     messages = {offset for offset, reason in best.items() if reason is Reason.MESSAGE}
     shared = {offset for offset, reason in best.items() if reason < Reason.HINT} - messages
     hints = hints - shared - {max(messages, default=0)}

@@ -41,14 +41,12 @@ def _adjoin(node: TrieNode, child: TrieNode) -> bool:
 
 
 def _highest(segments: list[list[TrieNode]], longest: int) -> int:
-    """Last segment to join with all before it: the highest that is not much longer than they are.
-
-    Counts whole storages: else two paths would take their common part from one another for ever.
-    """
+    """Last segment to join with those before it: the highest not much longer than they are."""
     highest = joined = copied = 0
     for number, segment in enumerate(segments):
         span, below = segment[0].span, joined
         stored = 0 if span is None else span.storage.length
+        # Of whole storages: else two paths would take their common part from one another for ever.
         joined += sum(len(node.tokens) for node in segment)
         copied += stored
         if copied > longest:

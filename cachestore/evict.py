@@ -96,10 +96,7 @@ def victims(
 def persisted_victims(
     tries: Iterable[RadixTrie], excess: Callable[[RadixTrie], int]
 ) -> Iterator[Victim]:
-    """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
-
-    The caller drops a node's files before it asks for the next one. For `excess`, see `victims`.
-    """
+    """Yield nodes whose files may go, ends of paths and oldest first; used as `victims` is."""
 
     def files_of(trie: RadixTrie, node: TrieNode) -> Victim:
         return _victim(trie, node, max(node.last_used, node.checkpoint_used))
@@ -180,10 +177,9 @@ def evict_excess(
     persisted: bool,
     sparing: bool,
 ) -> None:
-    """Evict to the limit, from tries whose tenant holds more than it keeps, by `excess` bytes.
+    """Evict to the limit, from tries whose tenant has `excess` bytes.
 
-    A few nodes more go than necessary, because finding them takes a walk over all; with
-    `sparing`, none.
+    Unless `sparing`, a few nodes more go than necessary: to find them takes a walk over all.
     """
     if stored(models).within(limit):
         return

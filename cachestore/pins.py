@@ -62,13 +62,10 @@ class PinDescription(NamedTuple):
 
 
 class Pins:
-    """The pinned paths of a cache, within bounds. Belongs to the MLX thread.
-
-    With a disk `tier` pins outlive restarts: their state is read back at the start.
-    """
+    """The pinned paths of a cache, within bounds. Belongs to the MLX thread."""
 
     def __init__(self, cache: "PrefixCache") -> None:
-        self.tier: DiskTier | None = None
+        self.tier: DiskTier | None = None  # pins outlive restarts there
         self._cache = cache
         self._paths: dict[str, dict[str, PinnedPath]] = defaultdict(dict)  # by tenant and name
         self._retracted: list[PinnedPath] = []  # shared prompts that are still in use
@@ -81,10 +78,6 @@ class Pins:
         self._last.move_to_end((tenant, conversation))
         if len(self._last) > _REMEMBERED:
             self._last.popitem(last=False)
-
-    def conversation(self, tenant: str, name: str) -> Tokens | None:
-        """The newest tokens of a conversation; None if it is not known (any more)."""
-        return self._last.get((tenant, name))
 
     def conversations(self, tenant: str) -> list[tuple[str, Tokens]]:
         """A tenant's conversations of late with their newest tokens, the newest one last."""
@@ -110,10 +103,7 @@ class Pins:
         return PinDescription(name, len(tokens), lease.cached)
 
     def unpin(self, tenant: str, name: str) -> bool:
-        """Let a path age like any other; False if there is no such pin.
-
-        State that follows a shared prompt is forgotten once no request uses it.
-        """
+        """Let a path age like any other; False if there is no such pin."""
         path = self._paths[tenant].pop(name, None)
         self._let_go(path)
         if path is not None and self.tier is not None:
@@ -121,11 +111,7 @@ class Pins:
         return path is not None
 
     def put(self, tenant: str, name: str, tokens: Tokens, lease: "Lease | None") -> None:
-        """Keep a path under a name, in place of an older one.
-
-        Takes ownership of the lease, unless it raises; then nothing has changed. The lease is None
-        while the state is on disk only.
-        """
+        """Keep a path under a name, in place of an older one. Owns the lease, unless it raises."""
         path = PinnedPath(tenant, name, tokens, digest(tokens), lease)
         older = self._paths[tenant].pop(name, None)
         self._paths[tenant][name] = path
@@ -158,10 +144,7 @@ class Pins:
                     prompt.lease.close()
 
     def close(self) -> None:
-        """Give back all leases, shared prompts' last, as the model is unloaded. Idempotent.
-
-        The disk's index has the pins for the next time.
-        """
+        """Give back all leases, shared prompts' last; the disk keeps the pins. Idempotent."""
         if self in self._cache.pool.pins:
             self._cache.pool.pins.remove(self)
         own = [path for path in self.paths() if path.tenant != SHARED]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+import structlog
+
 from . import evict
 from .evict import Share
 from .ledger import NOTHING, Account, Ledger, Size, max_copy_bytes
@@ -32,6 +34,8 @@ Bounds = Callable[[str], TenantBounds]  # by tenant
 Excess = Callable[[RadixTrie], int]  # bytes that a trie's tenant has beyond what it keeps
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
+
+log = structlog.get_logger()
 
 
 class MemoryPool:
@@ -83,9 +87,7 @@ class MemoryPool:
 
     def _check_floors(self) -> None:
         if self.least is not None and self._floors > self._whole.nbytes:
-            import structlog  # noqa: PLC0415  (commands read figures of this module, and are quick)
-
-            structlog.get_logger().warning(
+            log.warning(
                 "cache floors of tenants scaled down: they exceed the budget",
                 floors=self._floors,
                 budget=self._whole.nbytes,
@@ -169,10 +171,7 @@ class MemoryPool:
         self.evict(self.tries, evict.stored(self.tries) - excess)
 
     def evict(self, models: list[Tries], limit: Size) -> None:
-        """Page out or forget models' oldest state until what is left is within a limit.
-
-        State that leases retain stays, so that more may be left while they are open.
-        """
+        """Page out or forget models' oldest state down to a limit, or until the rest is leased."""
         if not evict.stored(models).within(limit):
             owned: dict[str, list[RadixTrie]] = defaultdict(list)
             for trie, tenant in self._owners().items():
@@ -193,10 +192,7 @@ class MemoryPool:
             tries.drop_empty()
 
     def forget_persisted(self, goal: int) -> int:
-        """Forget the oldest files of all models until `goal` bytes are left; return how many nodes.
-
-        State that is in memory too stays there.
-        """
+        """Forget the oldest files until `goal` bytes are left; return the number of nodes."""
 
         def held(tenant: str) -> int:
             return sum(tries.files.by_tenant[tenant] for tries in self.tries)

@@ -30,8 +30,8 @@ SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
 class Lease:
     """State of the cache that a request holds, and the checkpoints that it has captured.
 
-    A context manager; closing is idempotent. While it is open, its path is neither evicted nor
-    merged. The spans are the trie's own, not copies.
+    A context manager; closing is idempotent, and all else raises a LeaseClosedError afterwards.
+    While it is open, its path is neither evicted nor merged. The spans are the trie's own.
     """
 
     def __init__(
@@ -64,27 +64,18 @@ class Lease:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The whole state to restore from, if the stack needs one; a LeaseClosedError after close.
-
-        It may stand beyond `cached` if it rewinds to it.
-        """
+        """The whole state that restores `cached`, perhaps by rewinding, if the stack needs one."""
         self._check()
         return self._checkpoint
 
     def spans(self) -> list[Span]:
-        """The spans of `[0, held)`, in order; a LeaseClosedError after close.
-
-        A split of its path changes the list.
-        """
+        """The spans of `[0, held)`, in order; a split of the path changes the list."""
         self._check()
         before = [] if self.base is None else self.base.spans()
         return before + [node.span for node in self.resume.path() if node.span is not None]
 
     def capture(self, checkpoint: Checkpoint, reason: Reason) -> None:
-        """Keep a checkpoint until close. Takes ownership, also if it raises LeaseClosedError.
-
-        The lease holds no more at a time than it may leave behind.
-        """
+        """Keep a checkpoint until close, the best ones of many. Takes ownership in any case."""
         if not self.open:
             checkpoint.close()
         self._check()
@@ -109,11 +100,7 @@ class Lease:
         """Store the state computed so far, for others to lease, and hold it from now on.
 
         Takes ownership of `span`, the state of all computed `tokens` from `held` on. Checkpoints
-        that others are likely to need are stored too.
-
-        Raises:
-            LeaseClosedError: the lease was closed.
-            CacheError: as from `close`; the lease stays as it was.
+        that others are likely to need are stored too. A CacheError leaves the lease as it was.
         """
         self._check()
         self._check_handover(tokens, span)
@@ -130,7 +117,7 @@ class Lease:
         self._count()
 
     def shorten(self, offset: int) -> None:
-        """Give back the path's nodes from `offset` on; a LeaseClosedError after close."""
+        """Give back the path's nodes from `offset` on."""
         self._check()
         node = self.resume
         while node.start >= offset and node.parent is not None:
@@ -233,9 +220,6 @@ class PrefixCache:
         grid: requests resume at multiples of this many tokens only.
         longest: tokens up to which neighbours are joined, by a copy.
         pool: shared with other models; one of its own, if None.
-
-    Attributes:
-        leases: those that are open.
     """
 
     def __init__(
@@ -258,15 +242,11 @@ class PrefixCache:
         self.checkpoints_kept = checkpoints_kept
         self.grid = grid
         self.longest = longest
-        self.leases: set[Lease] = set()
+        self.leases: set[Lease] = set()  # that are open
         self.pins = Pins(self)
 
     def begin(self, namespace: Namespace, prompt: Tokens) -> Lease:
-        """Match a prompt, split where it resumes, and lease the path.
-
-        Raises:
-            CacheError: the prompt is empty.
-        """
+        """Match a prompt, not empty, split where it resumes, and lease the path."""
         if not len(prompt):
             raise CacheError("an empty prompt has nothing to match")
         shared = self.pins.shared(namespace, prompt)

@@ -80,10 +80,7 @@ def record_digest(
 
 
 class Paths(Generic[T]):
-    """Notes of the places that records start from, found by the digest of the tokens before them.
-
-    Tokens are not kept, only digests: those of thousands of long paths are gigabytes.
-    """
+    """Notes of the places that records start from, by the digest of the tokens before them."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         starts: dict[str, set[int]] = defaultdict(set)

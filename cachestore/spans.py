@@ -69,21 +69,11 @@ class Spans:
         """Count none of them any more: they go with their trie."""
         self._account.close()
 
-    def split(self, span: Span, at: int) -> tuple[Span, Span]:
-        """Cut a span in two. Copies nothing."""
-        before = size_of(span)
-        parts = span.split(at)
-        self._account.add(size_of(*parts) - before)
-        return parts
-
     def merge(self, span: Span, following: Span) -> Span:
         """Make one span of two. Copies nothing where they adjoin."""
         if not span.adjoins(following):
             self.join([span, following])
-        before = size_of(span, following)
-        merged = span.merge(following)
-        self._account.add(size_of(merged) - before)
-        return merged
+        return span.merge(following)
 
     def join(self, spans: Sequence[Span]) -> None:
         """Move consecutive spans to one storage: a copy of all that lies where they do."""

@@ -79,10 +79,7 @@ class Span(State, Protocol):
         """Cut into `[0, at)` and `[at, length)`, without a copy. Takes ownership of itself."""
 
     def join(self, following: Sequence[Self]) -> None:
-        """Copy itself and the spans that follow into one new storage.
-
-        Other spans of their former storages are copied into storages of their own.
-        """
+        """Copy itself and the spans that follow to one storage; others there to their own."""
 
     def merge(self, other: Self) -> Self:
         """Become one with the span that follows, by a copy unless that adjoins. Owns both."""

@@ -25,8 +25,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .ledger import Kind, Ledger
-from .node import Match, Tokens, Totals, TrieNode, common_length, has_checkpoint, size_in_memory
-from .persistence import FileUse, Persistence
+from .node import (
+    FileUse,
+    Match,
+    Persistence,
+    Tokens,
+    Totals,
+    TrieNode,
+    common_length,
+    has_checkpoint,
+    size_in_memory,
+)
 from .spans import Spans, size_of
 from .state import Checkpoint, Span
 
@@ -40,10 +49,7 @@ class RadixTrie:
     """
 
     def __init__(
-        self,
-        ledger: Ledger | None = None,
-        files: FileUse | None = None,
-        base: Tokens | None = None,
+        self, ledger: Ledger | None = None, files: FileUse | None = None, base: Tokens | None = None
     ) -> None:
         ledger = Ledger() if ledger is None else ledger
         self.root = TrieNode(np.empty(0, np.int32) if base is None else base, 0, None)
@@ -99,7 +105,7 @@ class RadixTrie:
         upper = TrieNode(node.tokens[:at].copy(), node.start, parent, ref_count=node.ref_count)
         upper.last_used = node.last_used
         if node.span is not None:
-            upper.span, node.span = self.spans.split(node.span, at)
+            upper.span, node.span = node.span.split(at)
         self.persistence.split(upper, node)
         self.totals.nodes += 1
         upper.children[int(node.tokens[at])] = node
@@ -134,10 +140,7 @@ class RadixTrie:
         self.spans.join(spans)
 
     def shorten(self, leaf: TrieNode, end: int) -> None:
-        """Forget a leaf's tokens from `end` on, and their state; at its start, the leaf itself.
-
-        Call `spans.trim` after the last change.
-        """
+        """Forget a leaf's tokens from `end` on, or all of it. Call `spans.trim` afterwards."""
         parent = _parent(leaf)
         if leaf.children or leaf.ref_count or not leaf.start <= end < leaf.end:
             raise ValueError("only a leaf without leases is shortened, and only on its edge")
@@ -147,7 +150,7 @@ class RadixTrie:
         self.totals.known_tokens -= leaf.end - end
         if end > leaf.start:
             if leaf.span is not None:
-                leaf.span, gone = self.spans.split(leaf.span, end - leaf.start)
+                leaf.span, gone = leaf.span.split(end - leaf.start)
                 self.spans.close(gone)
             leaf.tokens = leaf.tokens[: end - leaf.start].copy()
             return
@@ -261,10 +264,7 @@ def _parent(node: TrieNode) -> TrieNode:
 
 
 def insert(trie: RadixTrie, tokens: Tokens, start: int, span: Span | None) -> None:
-    """Add missing tokens of a path. Takes ownership of `span`, the state from `start` on.
-
-    A node starts at `start`, or is appended there.
-    """
+    """Add missing tokens of a path, and `span`, the state from a node's `start` on. Owns it."""
     node, known = trie.match(tokens)
     if known == len(tokens):
         if span is not None and known < node.end and node.span is None:

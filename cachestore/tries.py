@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .ledger import Ledger, Size
-from .node import Tokens
-from .persistence import FileUse
+from .node import FileUse, Tokens
 from .state import Layout
 from .trie import RadixTrie
 

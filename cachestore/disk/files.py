@@ -221,10 +221,7 @@ def is_temporary(name: str) -> bool:
 
 
 def own_files(folder: Path) -> Iterator[tuple[str, int | None]]:
-    """List name and size in bytes of our files, None if unknown; an OSError from the folder.
-
-    Links and folders are never ours.
-    """
+    """List name and size of our plain files, None if unknown; an OSError from the folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if not is_file_name(entry.name):

@@ -75,10 +75,6 @@ class UnusableIndexError(Exception):
     """The index is damaged or of an older format: start without it."""
 
 
-class OutdatedIndexError(UnusableIndexError):
-    """The index is of an older format."""
-
-
 class DiskIndex:
     """An open index, for the records and pins of one model. Belongs to one thread at a time.
 
@@ -123,7 +119,7 @@ class DiskIndex:
             )
         fresh = not self._value("SELECT count(*) FROM sqlite_master")
         if not fresh and version < FORMAT:
-            raise OutdatedIndexError(f"it is of format {version}, and {FORMAT} is written now")
+            raise UnusableIndexError(f"it is of format {version}, and {FORMAT} is written now")
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
         if fresh:

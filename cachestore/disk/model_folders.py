@@ -47,10 +47,7 @@ class StoredModel(NamedTuple):
 
 
 def stored_models(root: Path) -> list[StoredModel]:
-    """List the models that have state below a root, the last used first. Takes no lock.
-
-    Unreadable folders count as empty.
-    """
+    """Models with state below a root, the last used first; unreadable folders count as empty."""
     with suppress(OSError):
         found = filter(None, map(_described, root.iterdir()))
         return sorted(found, key=lambda each: -each.used)
@@ -71,8 +68,8 @@ def _described(folder: Path) -> StoredModel | None:
 class ModelFolders:
     """Folders of all models, for one daemon, which locks the root. Any thread may call.
 
-    `names` are of the configured models. Without a budget the files of all models may take a
-    quarter of what is free, present files included.
+    `names` are of the configured models. Without a budget the files may take a quarter of the space
+    that is free or theirs.
 
     Raises:
         FolderInUseError: another daemon has the root.
@@ -150,10 +147,7 @@ class ModelFolders:
                 self._resting[folder] = described
 
     def make_room(self, nbytes: int) -> bool:
-        """Delete files of models that are not loaded, in the background, the oldest model's first.
-
-        True while that is under way; False where no such model could lose any.
-        """
+        """Delete resting models' files in the background, oldest first; False if there are none."""
         with self._condition:
             if self._closed:
                 return False
@@ -254,10 +248,7 @@ def _delete(opened: Opened, nbytes: int, stopped: Callable[[], bool]) -> int:
 
 
 def removal_order(records: Iterable[Record], pins: Iterable[Pin]) -> list[Record]:
-    """Order a model's records so that each goes after all that need it: oldest first, pinned last.
-
-    A record was used when the last of those that go on from it was. `records` ascend by start.
-    """
+    """Order records, ascending by start, for removal: ends of paths and oldest first, pins last."""
     records = list(records)
     before = _parents(records)
     used = {record.id: record.used for record in records}
@@ -267,8 +258,7 @@ def removal_order(records: Iterable[Record], pins: Iterable[Pin]) -> list[Record
             used[parent] = max(used[parent], used[record.id])
             pinned |= {parent} if record.id in pinned else set()
     return sorted(
-        records,
-        key=lambda each: (each.id in pinned, used[each.id], -each.end, -each.start),
+        records, key=lambda each: (each.id in pinned, used[each.id], -each.end, -each.start)
     )
 
 
@@ -309,32 +299,17 @@ def move_old_layout(root: Path) -> None:
         _move(root, root, _UNNAMED)
     with suppress(OSError):
         for folder in list((root / _OTHERS).iterdir()):
-            _move_other(folder, root)
+            if (folder / INDEX).exists():
+                _move(folder, root, folder.name)
         (root / _OTHERS).rmdir()
-
-
-def _move_other(folder: Path, root: Path) -> None:
-    if not (folder / INDEX).exists():
-        return
-    try:
-        lock_fd = claim(folder)
-    except (OSError, DiskTierError) as error:
-        log.warning("state of an older umbel stays", folder=str(folder), reason=str(error))
-        return
-    try:
-        _move(folder, root, folder.name)
-        if not (folder / INDEX).exists():
-            (folder / LOCK).unlink()
-            folder.rmdir()
-    finally:
-        os.close(lock_fd)
 
 
 def _move(folder: Path, root: Path, name: str) -> None:
     # The index moves last, so that a move that is cut short is done again.
-    files = dict(own_files(folder))
+    files, lock_fd = dict(own_files(folder)), None
     told = log.bind(folder=str(folder), bytes=sum(size or 0 for size in files.values()))
     try:
+        lock_fd = None if folder == root else claim(folder)
         with closing(DiskIndex(folder, "")) as index:
             fingerprint = index.largest_model()
         if fingerprint is None:
@@ -345,6 +320,7 @@ def _move(folder: Path, root: Path, name: str) -> None:
         for file in chain(files, reversed(INDEX_FILES)):
             with suppress(FileNotFoundError):
                 (folder / file).rename(target / file)
+        told.info("state of an older umbel moved", folder=str(target))
     except UnusableIndexError as error:
         if files:
             _remove(folder)
@@ -353,8 +329,12 @@ def _move(folder: Path, root: Path, name: str) -> None:
             told.warning("an index that is not umbel's stays", reason=str(error))
     except (DiskTierError, sqlite3.Error, OSError) as error:
         told.warning("state of an older umbel stays", reason=str(error))
-    else:
-        told.info("state of an older umbel moved", folder=str(target))
+    finally:
+        if lock_fd is not None:
+            if not (folder / INDEX).exists():
+                (folder / LOCK).unlink()
+                folder.rmdir()
+            os.close(lock_fd)
 
 
 def _free(root: Path, name: str, fingerprint: str) -> Path:

@@ -12,7 +12,7 @@ from ..record import Record
 from .files import Payload
 
 State = Literal["on", "suspended", "off"]
-Run = Callable[[], None]
+Run = Callable[[], object]
 
 log = structlog.get_logger()
 

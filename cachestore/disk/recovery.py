@@ -13,7 +13,7 @@ from ...ownership import ForeignFolderError
 from ..errors import DiskTierError
 from ..record import Pin, Record
 from .files import INDEX_FILES, Identity, claim, identity, is_temporary, own_files
-from .index import DiskIndex, OutdatedIndexError, UnusableIndexError
+from .index import DiskIndex, UnusableIndexError
 
 log = structlog.get_logger()
 
@@ -34,14 +34,12 @@ class Opened:
 def open_folder(folder: Path, fingerprint: str) -> Opened:
     """Lock a folder, open its index, and remove files of no use to this model.
 
-    `collected` counts them by reason, and their bytes as "nbytes":
+    `collected` counts them, and their bytes as "nbytes":
 
     - temporaries: files that were never finished;
     - orphans: files without a row: one after a kill between rename and insertion, all after the
-      index was damaged;
-    - missing, wrong_size: rows without a file, or whose file has another size;
-    - other_model: rows of another fingerprint, with their files;
-    - other_format: files of an index of an older format.
+      index was damaged or of an older format;
+    - rows: of another fingerprint, or without a file of their size.
 
     Raises:
         FolderInUseError: another tier holds it.
@@ -83,7 +81,6 @@ _Contents = tuple[DiskIndex, list[Record], list[Record], list[Pin]]  # own recor
 
 
 def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
-    without_row = "orphans"
     try:
         index, own, others, pins = _read_index(folder, fingerprint)
     except UnusableIndexError as error:
@@ -91,9 +88,8 @@ def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
         for name in INDEX_FILES:
             (folder / name).unlink(missing_ok=True)
         index, own, others, pins = _read_index(folder, fingerprint)
-        without_row = "other_format" if isinstance(error, OutdatedIndexError) else "orphans"
     try:
-        records, collected = _collect(index, own, others, folder, without_row)
+        records, collected = _collect(index, own, others, folder)
         return Opened(folder, identity(folder), index, lock_fd, records, pins, collected)
     except BaseException:
         index.close()
@@ -110,26 +106,21 @@ def _read_index(folder: Path, fingerprint: str) -> _Contents:
 
 
 def _collect(
-    index: DiskIndex, own: list[Record], others: list[Record], folder: Path, without_row: str
+    index: DiskIndex, own: list[Record], others: list[Record], folder: Path
 ) -> tuple[list[Record], Counter[str]]:
     """Remove useless files and rows; return the records left, ascending by start, and the count."""
     files = dict(own_files(folder))
-    kept, dropped = [], list(others)
-    counts = Counter(other_model=len(dropped))
-    for record in own:
-        present = record.name in files
-        if present and files[record.name] in (None, record.nbytes):  # of unknown size: may be whole
-            kept.append(record)
-            continue
-        dropped.append(record)
-        counts["wrong_size" if present else "missing"] += 1
+    sound = {r.id for r in own if files.get(r.name, -1) in (None, r.nbytes)}  # None may be whole
+    kept = [record for record in own if record.id in sound]
+    dropped = [*others, *(record for record in own if record.id not in sound)]
     sizes = {name: size for name, size in files.items() if size is not None}
     rowless = sizes.keys() - {record.name for record in (*kept, *dropped)}
-    counts.update("temporaries" if is_temporary(name) else without_row for name in rowless)
+    counts = Counter("temporaries" if is_temporary(name) else "orphans" for name in rowless)
     # Those without a row first: that may free what the transaction needs on a full disk.
-    counts["nbytes"] += _remove(folder, rowless, sizes)
+    counts["nbytes"] = _remove(folder, rowless, sizes)
     if dropped:
         index.remove(record.id for record in dropped)
+    counts["rows"] = len(dropped)
     counts["nbytes"] += _remove(folder, (record.name for record in dropped), sizes)
     return kept, counts
 

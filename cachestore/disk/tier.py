@@ -45,10 +45,8 @@ class DiskTier(Worker):
 
     Its methods are the owner's, except `statistics`, which is anyone's. Only `flush` and `close`
     wait for a disk. `records` (ascending by start) and `pins` are those found at the start, when
-    `collected` was removed (see `open_folder`).
-
-    The state is "on"; "suspended" after a write failed, until one succeeds again; "off" for good
-    once the folder is gone.
+    `collected` was removed (see `open_folder`). The state is "on"; "suspended" after a write
+    failed, until one succeeds again; "off" for good once the folder is gone.
 
     Args:
         folder: created if need be, private to the user.
@@ -300,10 +298,7 @@ class DiskTier(Worker):
             raise
 
     def _delete(self, records: list[Record]) -> None:
-        """Remove the rows, then the files, even if the rows cannot go: a full disk has no room.
-
-        A row without its file is collected at the next start.
-        """
+        """Remove the rows, then the files, even if a full disk has no room for the transaction."""
         self._unremoved.update(record.id for record in records)
         self._transact(self._remove_rows)
         for record in records:

@@ -58,14 +58,11 @@ class _Request:
 
 
 class PageIn:
-    """The way in; see `Pager` for the arguments. Belongs to the MLX thread.
-
-    A reader is the object that waits for a prompt's state, and asks again and again. `page_ins`
-    counts the states that were read, `asked_bytes` the bytes of files that were asked for.
-    """
+    """The way in. A reader is an object that waits for a prompt's state, and asks repeatedly."""
 
     def __init__(self, cache: PrefixCache, tier: DiskTier, codec: Codec) -> None:
-        self.page_ins = self.asked_bytes = 0
+        self.page_ins = 0  # states read
+        self.asked_bytes = 0  # of files whose verification was asked for
         self._cache = cache
         self._tier = tier
         self._codec = codec

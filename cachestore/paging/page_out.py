@@ -13,8 +13,7 @@ from ..disk.files import HostTensor, Payload
 from ..disk.queue import WriteJob, Written
 from ..disk.tier import DiskTier
 from ..ledger import Account, Kind, Size
-from ..node import Extent, Tokens, TrieNode, path_tokens, size_in_memory
-from ..persistence import Persistence
+from ..node import Extent, Persistence, Tokens, TrieNode, path_tokens, size_in_memory
 from ..prefix_cache import PrefixCache
 from ..record import Record, RecordKind, digest, record_digest
 from ..spans import Loan, size_of, size_of_storage
@@ -72,10 +71,7 @@ class _Job:
 
 
 class PageOut:
-    """The way out; see `Pager` for the arguments. Belongs to the MLX thread.
-
-    `failures` counts the states that the disk did not take.
-    """
+    """The way out. `failures` counts the states that the disk did not take."""
 
     def __init__(self, cache: PrefixCache, tier: DiskTier, codec: Codec) -> None:
         self.failures = 0

@@ -25,14 +25,8 @@ log = structlog.get_logger()
 class Pager:
     """Pages one cache out and in, within the disk's budget. Belongs to the MLX thread.
 
-    At start the cache learns which state and which pins the disk has.
-
-    Args:
-        cache: the cache whose tries are paged.
-        tier: the disk.
-        codec: knows what state is made of.
-        budget: bytes that the files of all models may take.
-        folders: of models that are not loaded, whose files go first.
+    At start the cache learns which state and which pins the disk has. `budget` is for the files of
+    all models; those in `folders`, of models that are not loaded, go first.
     """
 
     def __init__(

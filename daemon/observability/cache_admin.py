@@ -93,7 +93,7 @@ class CacheAdmin:
         return await self._ask(lambda: self._cache.pins.unpin(tenant, name))
 
     def _pin_conversation(self, tenant: str, name: str, *, operator: bool) -> PinDescription:
-        tokens = self._cache.pins.conversation(tenant, name)
+        tokens = dict(self._cache.pins.conversations(tenant)).get(name)
         if tokens is None:
             raise PinError(f"no conversation {name!r} of yours has been here lately")
         return self._cache.pins.pin(tenant, name, tokens, operator=operator)

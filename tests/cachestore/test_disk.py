@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,7 +180,7 @@ def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
         gc.enable()
     released, waits = threading.Event(), job()
     with opened(tmp_path) as tier:
-        tier.add(partial(released.wait, TIMEOUT))
+        tier.add(lambda: released.wait(TIMEOUT))
         assert tier.write(waits)
         tier.end(abandon=True)
         assert [written.record for written in tier.completed()] == [None]

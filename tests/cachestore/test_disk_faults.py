@@ -174,7 +174,7 @@ def test_a_full_disk_can_be_freed_by_deleting(small: Path, clock: Clock) -> None
         records += write(tier, job(9))
     with opened(small / "cache") as tier:
         assert tier.records == records[3:]
-        assert tier.collected["missing"] == 0
+        assert tier.collected["rows"] == 0
 
 
 # -- read-only -----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def check(folder: Path, lines: list[str]) -> int:
         collected = tier.collected
         assert collected["temporaries"] <= 1
         assert collected["orphans"] <= 1
-        assert collected["missing"] == collected["wrong_size"] == 0
+        assert collected["rows"] == 0
         write(tier, job())
     return len(found)
 

@@ -119,9 +119,7 @@ def test_what_is_of_no_use_is_collected(tmp_path: Path) -> None:
     (tmp_path / folder.name).mkdir()
     with opened(tmp_path) as tier:
         assert tier.records == [kept]
-        assert tier.collected == Counter(
-            temporaries=1, orphans=1, missing=2, wrong_size=1, nbytes=107
-        )
+        assert tier.collected == Counter(temporaries=1, orphans=1, rows=3, nbytes=107)
         assert own_names(tmp_path) == {kept.name}
         assert (tmp_path / folder.name).is_dir()
     with opened(tmp_path) as tier:
@@ -133,7 +131,7 @@ def test_records_of_another_model_are_collected(tmp_path: Path) -> None:
     old = made(tmp_path)
     with opened(tmp_path, fingerprint="another") as tier:
         assert tier.records == []
-        assert tier.collected == Counter(other_model=3, nbytes=sum(r.nbytes for r in old))
+        assert tier.collected == Counter(rows=3, nbytes=sum(r.nbytes for r in old))
         assert own_names(tmp_path) == set()
     with opened(tmp_path) as tier:
         assert tier.collected == Counter()
@@ -145,7 +143,7 @@ def test_an_older_format_is_collected(tmp_path: Path) -> None:
     change(tmp_path, "PRAGMA user_version = 0")
     with opened(tmp_path) as tier:
         assert tier.records == []
-        assert tier.collected == Counter(other_format=3, nbytes=sum(r.nbytes for r in old))
+        assert tier.collected == Counter(orphans=3, nbytes=sum(r.nbytes for r in old))
         write(tier, job())
     assert len(own_names(tmp_path)) == 1
 

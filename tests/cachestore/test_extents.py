@@ -5,8 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given
 
-from umbel.cachestore.node import Extent, as_tokens
-from umbel.cachestore.persistence import FileUse
+from umbel.cachestore.node import Extent, FileUse, as_tokens
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.trie import RadixTrie
 
