@@ -25,7 +25,6 @@ def bound(cache: PrefixCache, **bounds: TenantBounds) -> None:
 
 
 def holdings(cache: PrefixCache) -> dict[str, Holding]:
-    """Say what each tenant has."""
     found = {}
     for tenant in {namespace.tenant for namespace, _ in cache.tries.items()}:
         tries = [trie for name, trie in cache.tries.items() if name.tenant == tenant]
@@ -39,7 +38,6 @@ def holdings(cache: PrefixCache) -> dict[str, Holding]:
 
 
 def _evictable(trie: RadixTrie) -> bool:
-    """Whether anything of a trie can go: an end of what is in memory that nobody holds."""
     return any(
         not (node.ref_count or node.writing)
         and (node.checkpoint is not None or (node.span is not None and _is_end(node)))
@@ -60,12 +58,7 @@ def _free_on_disk(node: TrieNode) -> bool:
 
 @contextmanager
 def watched(cache: PrefixCache, limit: int) -> Iterator[None]:
-    """Assert that what makes room in memory takes from nobody's floor while others have more.
-
-    Args:
-        cache: of one model, all there is.
-        limit: bytes that all stored state may take then.
-    """
+    """Assert that making room down to a limit spares floors while other tenants have more."""
     before = holdings(cache)
     yield
     after = holdings(cache)

@@ -31,7 +31,6 @@ FINGERPRINT = "model"
 
 
 def payload(items: int = 1000, seed: int = 0) -> Payload:
-    """Make float32 noise."""
     values = np.random.default_rng(seed).random(items, np.float32)
     return Payload({"x": HostTensor("F32", values.shape, [values])}, {"seed": str(seed)})
 
@@ -71,7 +70,6 @@ def results(tier: DiskTier) -> list[Written]:
 
 
 def write(tier: DiskTier, *jobs: WriteJob) -> list[Record]:
-    """Write jobs that must all be kept."""
     taken = [tier.write(each) for each in jobs]
     assert all(taken)
     records = [done.record for done in results(tier) if done.record is not None]
@@ -80,19 +78,16 @@ def write(tier: DiskTier, *jobs: WriteJob) -> list[Record]:
 
 
 def damaged(tier: DiskTier, *records: Record) -> list[Record]:
-    """Wait for what the tier finds damaged."""
     verified = tier.verify(records).result(TIMEOUT)
     assert verified.unreadable == []
     return verified.damaged
 
 
 def own_names(folder: Path) -> set[str]:
-    """List the tier's files, temporary ones too."""
     return {name for name, _ in files.own_files(folder)}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition holds."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline
@@ -112,7 +107,6 @@ def fill(path: Path) -> None:
 
 
 def child(folder: Path, plan: str, seed: int = 0) -> "subprocess.Popen[str]":
-    """Start this module as a program."""
     command = [sys.executable, str(Path(__file__)), str(folder), plan, str(seed)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -123,7 +117,6 @@ def _die(*_: object, **__: object) -> NoReturn:
 
 
 def _nth(count: int, original: Callable[..., Any], last: Callable[..., Any]) -> Callable[..., Any]:
-    """Do as always, but for the call with this number."""
     calls = 0
 
     def counted(*arguments: object, **named: object) -> object:

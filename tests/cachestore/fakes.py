@@ -31,23 +31,15 @@ NAMESPACE = Namespace("tenant")
 
 @dataclass(frozen=True)
 class Stack:
-    """A kind of model: which layers it has.
+    """A kind of model: which layers it has."""
 
-    Attributes:
-        name: for test ids.
-        kv: it has full-attention layers.
-        window: of its sliding layers, or 0.
-        recurrent: it has recurrent layers.
-    """
-
-    name: str
-    kv: bool
-    window: int = 0
-    recurrent: bool = False
+    name: str  # for test ids
+    kv: bool  # it has full-attention layers
+    window: int = 0  # of its sliding layers
+    recurrent: bool = False  # it has recurrent layers
 
     @property
     def layout(self) -> Layout:
-        """What the cache is told about it."""
         return Layout(spans=self.kv, checkpoints=bool(self.window) or self.recurrent)
 
 
@@ -64,44 +56,29 @@ _START = attrgetter("_start")  # asked so often that a property's call would be 
 
 
 class Registry:
-    """Knows all state that was made and not closed.
-
-    Attributes:
-        storages: those that hold tokens.
-        spans: the open ones.
-        checkpoints: the open ones.
-        made: how many spans there ever were.
-        splits: how often a span was cut.
-        copied: tokens that were copied from one storage to another.
-        on_copy: called while a copy exists beside what it is a copy of.
-        buffers: who holds what state lies in, whoever has closed it; and how many bytes.
-    """
+    """Knows all open state."""
 
     def __init__(self) -> None:
         self.storages: set[FakeStorage] = set()
         self.spans: set[FakeSpan] = set()
         self.checkpoints: set[FakeCheckpoint] = set()
-        self.made = 0
-        self.splits = 0
-        self.copied = 0
-        self.on_copy: Callable[[], None] = lambda: None
-        self.buffers: list[tuple[weakref.ref[Buffer], int]] = []
+        self.made = self.splits = 0  # spans that there ever were, and their cuts
+        self.copied = 0  # tokens, from one storage to another
+        self.on_copy: Callable[[], None] = lambda: None  # called while a copy exists twice
+        self.buffers: list[tuple[weakref.ref[Buffer], int]] = []  # of closed state too; bytes
 
     def buffer(self, tokens: Iterable[int], nbytes: int) -> Buffer:
-        """Make a buffer that counts while anybody holds it."""
         made = np.array(list(tokens), "<i4")
         self.buffers.append((weakref.ref(made), nbytes))
         return made
 
     @property
     def held(self) -> int:
-        """Bytes of buffers that anybody holds, state that was closed included."""
         self.buffers = [each for each in self.buffers if each[0]() is not None]
         return sum(nbytes for _, nbytes in self.buffers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all state takes, whether somebody views it or not."""
         return sum(storage.nbytes for storage in self.storages) + sum(
             checkpoint.nbytes for checkpoint in self.checkpoints
         )
@@ -123,30 +100,24 @@ class FakeStorage:
 
     @property
     def length(self) -> int:
-        """How many tokens."""
         return len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """What it would take in memory."""
         return self.each * self.length
 
     @property
     def views(self) -> "list[FakeSpan]":
-        """The open spans that lie here, in order."""
         return sorted(self._views, key=_START)
 
     def add(self, view: "FakeSpan") -> None:
-        """Be viewed by one more."""
         assert self in self.registry.storages, "a storage was viewed after it was freed"
         self._views.append(view)
 
     def remove(self, view: "FakeSpan") -> None:
-        """Be viewed by one less."""
         self._views.remove(view)
 
     def trim(self) -> None:
-        """Free what nobody views."""
         kept: list[list[FakeSpan]] = []
         for view in self.views:
             if kept and kept[-1][-1].stop == view.start:
@@ -185,53 +156,43 @@ class FakeSpan:
 
     @property
     def storage(self) -> FakeStorage:
-        """Where it lies."""
         self._check()
         return self._storage
 
     @property
     def start(self) -> int:
-        """Where it begins in its storage."""
         return self._start
 
     @property
     def stop(self) -> int:
-        """Where it ends in its storage."""
         return self._start + self._length
 
     @property
     def tokens(self) -> TokenIds:
-        """What it was computed from."""
         return self.storage.tokens[self.start : self.stop]
 
     @property
     def length(self) -> int:
-        """How many tokens."""
         self._check()
         return self._length
 
     @property
     def nbytes(self) -> int:
-        """What it would take in memory."""
         return self.storage.each * self._length
 
     @property
     def buffers(self) -> int:
-        """In how many allocations; those of a storage are its first view's."""
         return self.storage.buffers if min(self.storage._views, key=_START) is self else 0
 
     def adjoins(self, other: "FakeSpan") -> bool:
-        """Whether another is next in the same storage."""
         return self.storage is other.storage and self.stop == other.start
 
     def split(self, at: int) -> tuple[Self, Self]:
-        """Cut in two; both must hold something."""
         assert 0 < at < self.length, f"cut at {at} of {self.length}"
         self._leave().registry.splits += 1
         return self._new(self.start, at), self._new(self.start + at, self._length - at)
 
     def join(self, following: "Sequence[FakeSpan]") -> None:
-        """Lie in one storage with what follows."""
         spans = [self, *following]
         left = dict.fromkeys(span.storage for span in spans)
         tokens = sum((span.tokens for span in spans), ())
@@ -246,7 +207,6 @@ class FakeSpan:
             old.trim()
 
     def merge(self, other: "FakeSpan") -> Self:
-        """Become one with what follows."""
         if not self.adjoins(other):
             self.join([other])
         self._leave()
@@ -254,13 +214,11 @@ class FakeSpan:
         return self._new(self.start, self._length + other._length)
 
     def move(self, storage: FakeStorage, start: int) -> None:
-        """Lie in another storage from now on."""
         self.storage.remove(self)
         self._storage, self._start = storage, start
         storage.add(self)
 
     def close(self, *, trim: bool = True) -> None:
-        """Give it back, once."""
         storage = self._leave()
         if trim:
             storage.trim()
@@ -279,14 +237,7 @@ class FakeSpan:
 
 
 class FakeCheckpoint:
-    """A whole state, which is all tokens up to its offset.
-
-    Args:
-        registry: where it is open.
-        tokens: of its whole past.
-        window: it rewinds while its offset is within this; 0 for never.
-        nbytes: what it would take in memory.
-    """
+    """A whole state, which is all tokens up to its offset; it rewinds within its window."""
 
     def __init__(
         self, registry: Registry, tokens: Iterable[int], window: int = 0, nbytes: int = 64
@@ -300,34 +251,28 @@ class FakeCheckpoint:
 
     @property
     def offset(self) -> int:
-        """How many tokens it has seen."""
         self._check()
         return len(self._tokens)
 
     @property
     def nbytes(self) -> int:
-        """What it would take in memory."""
         self._check()
         return self._nbytes
 
     @property
     def buffers(self) -> int:
-        """In how many allocations."""
         return 3
 
     def rewinds_to(self, offset: int) -> bool:
-        """Whether nothing was overwritten yet that `offset` needs."""
         return offset <= self.offset <= self._window
 
     def restore(self, offset: int) -> TokenIds:
-        """Return the state at `offset`, or fail."""
         assert offset == self.offset or self.rewinds_to(offset), (
             f"a checkpoint of {self.offset} cannot restore {offset}"
         )
         return self._tokens[:offset]
 
     def close(self) -> None:
-        """Give it back, once."""
         self._check()
         self._registry.checkpoints.remove(self)
         self.buffer = None
@@ -354,23 +299,14 @@ def restored(lease: Lease, layout: Layout) -> TokenIds:
 
 @dataclass(eq=False)
 class FakeSequence:
-    """A request as the engine runs it: restore, prefill, decode, close.
-
-    Attributes:
-        world: whose cache it uses.
-        namespace: where in it.
-        prompt: of the request.
-        boundaries: offsets that the next turn keeps, and why.
-        lease: what it was given.
-        state: the tokens that its layers have been advanced over.
-    """
+    """A request as the engine runs it: restore, prefill, decode, close."""
 
     world: "World"
     namespace: Namespace
     prompt: TokenIds
-    boundaries: tuple[tuple[int, Reason], ...] = ()
+    boundaries: tuple[tuple[int, Reason], ...] = ()  # offsets that the next turn keeps
     lease: Lease = field(init=False)
-    state: list[int] = field(init=False)
+    state: list[int] = field(init=False)  # the tokens that its layers have seen
 
     def __post_init__(self) -> None:
         self.lease = self.world.cache.begin(self.namespace, as_tokens(self.prompt))
@@ -388,16 +324,13 @@ class FakeSequence:
 
     @property
     def cached(self) -> int:
-        """Tokens that were restored."""
         return self.lease.cached
 
     @property
     def left(self) -> int:
-        """Tokens of the prompt that are left to compute."""
         return self.lease.total - self.lease.cached
 
     def verify(self) -> None:
-        """Assert that what the lease restores is the prompt's own beginning."""
         lease = self.lease
         assert lease.total == len(self.prompt)
         assert 0 <= lease.cached < lease.total
@@ -405,7 +338,6 @@ class FakeSequence:
         assert restored(lease, self.world.stack.layout) == self.prompt[: lease.cached]
 
     def prefill(self, until: int | None = None) -> Self:
-        """Compute the prompt up to `until`; its last token is left to decode."""
         last = len(self.prompt) - 1
         for token in self.prompt[len(self.state) : last if until is None else min(until, last)]:
             self.state.append(token)
@@ -414,10 +346,7 @@ class FakeSequence:
         return self
 
     def decode(self, tokens: Sequence[int]) -> Self:
-        """Feed the prompt's last token and then an answer, except for what is never fed.
-
-        As in the engine the last sampled token is not computed; `tokens` leaves it out.
-        """
+        """Feed the prompt's last token and an answer without its last, as the engine does."""
         assert len(self.state) >= len(self.prompt) - 1
         if len(self.state) < len(self.prompt):
             self._advance(self.prompt[-1])
@@ -426,13 +355,11 @@ class FakeSequence:
         return self
 
     def finish(self) -> None:
-        """Close as a request does that ended well."""
         if len(self.state) - (len(self.prompt) - 1) >= FINAL_AFTER:
             self.capture(Reason.FINAL)
         self.close()
 
     def close(self) -> None:
-        """Hand over what was computed; so ends a cancelled request too."""
         span = None
         if self.world.stack.kv and len(self.state) > self.cached:
             span = FakeSpan(self.world.registry, self.state[self.cached :], self.world.each)
@@ -441,12 +368,10 @@ class FakeSequence:
         self.world.closed.append((self.namespace, tuple(self.state)))
 
     def fail(self) -> None:
-        """End as a request does whose state cannot be trusted."""
         self.world.sequences.remove(self)
         self.lease.close()
 
     def capture(self, reason: Reason) -> None:
-        """Save the state as it is now, if the stack needs that."""
         if self.world.stack.layout.checkpoints:
             self.lease.capture(self.world.checkpoint(self.state), reason)
 
@@ -457,15 +382,7 @@ class FakeSequence:
 
 
 class World:
-    """A cache, the state that it and its sequences hold, and what it was ever told.
-
-    Args:
-        stack: the kind of model.
-        budget: of the cache.
-        kept: checkpoints that a request leaves behind.
-        interval: of the grid of checkpoints.
-        each: bytes of one token's span.
-    """
+    """A cache, its sequences, and all state; a token's span takes `each` bytes."""
 
     def __init__(
         self,
@@ -484,14 +401,12 @@ class World:
         self.closed: list[tuple[Namespace, TokenIds]] = []
 
     def checkpoint(self, tokens: Sequence[int]) -> FakeCheckpoint:
-        """Build the whole state after `tokens`, of all layers that have such."""
         stack = self.stack
         size = 4 * min(stack.window, len(tokens)) + RECURRENT_BYTES * stack.recurrent
         window = 0 if stack.recurrent else stack.window
         return FakeCheckpoint(self.registry, tokens, window, size)
 
     def span(self, tokens: Iterable[int]) -> FakeSpan | None:
-        """Build the span of some tokens, if the stack has such."""
         return FakeSpan(self.registry, tokens, self.each) if self.stack.kv else None
 
     def begin(
@@ -500,7 +415,6 @@ class World:
         *boundaries: tuple[int, Reason],
         namespace: Namespace = NAMESPACE,
     ) -> FakeSequence:
-        """Start a request."""
         return FakeSequence(self, namespace, tuple(prompt), boundaries)
 
     def serve(
@@ -525,22 +439,18 @@ class World:
 
     @property
     def trie(self) -> RadixTrie:
-        """The trie of the usual namespace."""
         trie = self.cache.tries.get(NAMESPACE)
         assert trie is not None
         return trie
 
     def node(self, end: int) -> TrieNode:
-        """Find the only node that ends at an offset."""
         (found,) = (node for node in self.trie.nodes() if node.end == end)
         return found
 
     def ends(self) -> list[int]:
-        """Where the nodes of the usual namespace end, ascending."""
         return sorted(node.end for node in self.trie.nodes())
 
     def checkpoints(self) -> list[int]:
-        """The offsets of the checkpoints of the usual namespace, ascending."""
         return sorted(node.end for node in self.trie.nodes() if node.checkpoint is not None)
 
     def check(self) -> None:
@@ -555,7 +465,6 @@ class World:
         assert self.registry.nbytes == self.cache.tries.size.nbytes + captured
 
     def check_content(self) -> None:
-        """Assert that each node holds the state of its own path."""
         for trie in self.cache.tries:
             paths: dict[TrieNode | None, TokenIds] = {trie.root: tuple(trie.root.tokens.tolist())}
             for node in trie.nodes():

@@ -44,39 +44,29 @@ ENOUGH = 500  # rounds after which what is to come to an end never will
 
 
 class Exported(NamedTuple):
-    """State in host memory."""
-
     tensors: dict[str, Any]
     metadata: dict[str, str]
 
 
 class FakeCodec:
-    """Writes the tokens that fake state consists of, and reads them back.
-
-    Attributes:
-        exports: how often state was made readable.
-        exported: tokens that were.
-        loads: files that were read.
-        poisoned: how many exports to come cannot be written.
-        copies: what is exported is a copy, as on CUDA.
-    """
+    """Writes the tokens that fake state consists of, and reads them back."""
 
     def __init__(self, registry: Registry, stack: Stack, each: int, *, copies: bool) -> None:
-        self.copies = copies
-        self.exports = self.exported = self.loads = self.poisoned = 0
+        self.copies = copies  # exports are copies, as on CUDA
+        self.exports = self.exported = 0  # calls, and their tokens
+        self.loads = 0  # files that were read
+        self.poisoned = 0  # exports to come that cannot be written
         self._registry = registry
         self._window = 0 if stack.recurrent else stack.window
         self._each = each
 
     def export_span(self, span: FakeSpan, start: int, stop: int) -> Exported:
-        """Hand over some tokens of a span."""
         assert 0 <= start < stop <= span.length
         assert span.storage.buffer is not None
         tokens = span.storage.buffer[span.start + start : span.start + stop]
         return self._export(tokens, span.storage.each * len(tokens), {})
 
     def export_checkpoint(self, checkpoint: FakeCheckpoint) -> Exported:
-        """Hand over a checkpoint."""
         assert checkpoint.buffer is not None
         nbytes = checkpoint.nbytes
         return self._export(checkpoint.buffer[:], nbytes, {"nbytes": str(nbytes)})
@@ -93,7 +83,6 @@ class FakeCodec:
         return Exported(tensors, metadata | marks)
 
     def load_span(self, parts: Sequence[tuple[Path, int, int]]) -> FakeSpan:
-        """Read consecutive tokens."""
         read: list[int] = []
         for path, start, stop in parts:
             tokens, _ = self._read(path)
@@ -103,7 +92,6 @@ class FakeCodec:
         return FakeSpan(self._registry, read, self._each)
 
     def load_checkpoint(self, path: Path) -> FakeCheckpoint:
-        """Read a checkpoint."""
         tokens, metadata = self._read(path)
         nbytes = int(metadata["nbytes"])
         return FakeCheckpoint(self._registry, tokens.tolist(), self._window, nbytes)
@@ -116,14 +104,12 @@ class FakeCodec:
 def write_unless_poisoned(
     folder: Path, name: str, payload: Payload, stopped: Callable[[], bool]
 ) -> tuple[int, bytes]:
-    """Write a file, but for those that cannot be; others that wait are not refused with it."""
     if POISON in payload.metadata:
         raise DiskTierError("poisoned")
     return write_file(folder, name, payload, stopped)
 
 
 def read_file(path: Path) -> tuple[NDArray[np.int32], dict[str, str]]:
-    """Read the tokens and the metadata of a file."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -131,29 +117,21 @@ def read_file(path: Path) -> tuple[NDArray[np.int32], dict[str, str]]:
 
 
 class Watched(DiskTier):
-    """A tier that knows what is on its disk.
-
-    Attributes:
-        alive: records that were acknowledged and not deleted, by id.
-        jobs: what was handed over to be written, in order, if it was taken.
-        slow: nothing that was written is known to be.
-    """
+    """A tier that knows the contents of its disk."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
-        self.alive = {record.id: record for record in self.records}
-        self.jobs: list[WriteJob] = []
-        self.slow = False
+        self.alive = {record.id: record for record in self.records}  # acknowledged, not deleted
+        self.jobs: list[WriteJob] = []  # that were taken, in order
+        self.slow = False  # no results are given
 
     def write(self, job: WriteJob) -> bool:
-        """Queue a write."""
         taken = super().write(job)
         if taken:
             self.jobs.append(job)
         return taken
 
     def completed(self) -> list[Written]:
-        """Take the results."""
         if self.slow:
             return []
         results = super().completed()
@@ -161,18 +139,15 @@ class Watched(DiskTier):
         return results
 
     def delete(self, records: Iterable[Record]) -> None:
-        """Remove records."""
         records = list(records)
         for record in records:
             del self.alive[record.id]
         super().delete(records)
 
     def path_of(self, name: str) -> Path:
-        """Where a file is."""
         return self.folder / name
 
     def files(self) -> set[str]:
-        """Names of the files that are there."""
         return {path.name for path in self.folder.glob("*.safetensors")}
 
 
@@ -180,7 +155,6 @@ class PagedSequence(FakeSequence):
     """A request that also publishes what it has computed so far."""
 
     def verify(self) -> None:
-        """Assert that what the lease holds is the request's own beginning."""
         lease = self.lease
         if lease.held == lease.cached:
             super().verify()
@@ -188,14 +162,12 @@ class PagedSequence(FakeSequence):
             assert content(lease.spans()) == tuple(self.state[: lease.held])
 
     def publish(self) -> Self:
-        """Give the cache what was computed so far, and go on."""
         held = self.lease.held
         if len(self.state) > held:
             self.lease.publish(as_tokens(self.state), self.world.span(self.state[held:]))
         return self
 
     def close(self) -> None:
-        """Hand over what was computed."""
         held = self.lease.held
         span = self.world.span(self.state[held:]) if len(self.state) > held else None
         self.world.sequences.remove(self)
@@ -204,16 +176,7 @@ class PagedSequence(FakeSequence):
 
 
 class PagedWorld(World):
-    """A world whose cache is paged to real files.
-
-    Args:
-        folder: of the disk tier.
-        memory: budget of the pool.
-        disk: bytes that files may take.
-        queue: bytes that may wait to be written.
-        longest: tokens that are joined at most.
-        copies: what is written is copied first, as on CUDA.
-    """
+    """A world whose cache is paged to real files."""
 
     def __init__(
         self,
@@ -238,16 +201,10 @@ class PagedWorld(World):
         self.open()
 
     def open(self) -> None:
-        """Open the tier, and what is above it."""
         self.cache.pool.resize(self.memory)
         self.tier = Watched(self.folder, fingerprint=FINGERPRINT, **self._tier_options)
         self.codec = FakeCodec(self.registry, self.stack, self.each, copies=self.copies)
-        self.pager = Pager(
-            self.cache,
-            self.tier,
-            self.codec,
-            budget=self.disk,
-        )
+        self.pager = Pager(self.cache, self.tier, self.codec, budget=self.disk)
 
     def begin(
         self,
@@ -255,7 +212,6 @@ class PagedWorld(World):
         *boundaries: tuple[int, Reason],
         namespace: Namespace = NAMESPACE,
     ) -> PagedSequence:
-        """Start a request."""
         return PagedSequence(self, namespace, tuple(prompt), boundaries)
 
     def __enter__(self) -> Self:
@@ -265,13 +221,11 @@ class PagedWorld(World):
         self.close_tier()
 
     def step(self) -> None:
-        """Let the disk do what it was told, and take in what came of it."""
         assert self.tier.flush(TIMEOUT)
         self.pager.step()
         self.check_disk()
 
     def write_all(self) -> None:
-        """Write all that can be written."""
         for _ in range(ENOUGH):
             taken = len(self.tier.jobs)
             if not self.pager.write_all():
@@ -285,7 +239,6 @@ class PagedWorld(World):
         self.check()
 
     def fetch(self, prompt: Iterable[int], namespace: Namespace = NAMESPACE) -> int:
-        """Have what is on disk of a prompt read; return how often that had to be asked for."""
         tokens, begun = as_tokens(list(prompt)), 0
         for _ in range(ENOUGH):
             wanted = self.pager.page_in.request(namespace, tokens)
@@ -299,17 +252,14 @@ class PagedWorld(World):
         raise AssertionError("it is read for ever")
 
     def page_out(self) -> None:
-        """Leave all that can be to the disk, once all of it is there."""
         self.write_all()
         self.cache.evict(0)
         self.check()
 
     def close_tier(self) -> None:
-        """Close the tier, however the test ends."""
         self.tier.close(TIMEOUT)
 
     def restart(self) -> None:
-        """Start anew on the same folder, with nothing in memory."""
         assert not self.sequences
         self.close_tier()
         self.cache.pins.close()
@@ -331,7 +281,7 @@ class PagedWorld(World):
         ledger = self.cache.ledger
         stored = ledger.held(Kind.KV) + ledger.held(Kind.CHECKPOINT)
         assert stored.nbytes == self.registry.nbytes
-        # What the writer holds is counted, whoever else has given it up.
+        # State that only the writer holds is counted too.
         assert self.registry.held <= (stored + ledger.held(Kind.PAGING)).nbytes
         for trie in self.cache.tries:
             for node in trie.nodes():
@@ -359,7 +309,6 @@ class PagedWorld(World):
         assert self.cache.tries.files.nbytes == sum(record.nbytes for record in records)
 
     def finish(self) -> None:
-        """Assert that everything can be given back, the disk's files too."""
         self.step()
         self.check_disk()
         self.cache.pins.close()
@@ -376,7 +325,6 @@ class PagedWorld(World):
 
 
 def shared_prompts(cache: PrefixCache) -> list[PinnedPath]:
-    """The prompts that are declared shared, and those that somebody uses still."""
     return [*cache.pins.paths(SHARED), *cache.pins._retracted]
 
 
@@ -395,7 +343,6 @@ class OnDisk(NamedTuple):
 
 
 def on_disk(cache: PrefixCache) -> set[OnDisk]:
-    """Describe what a cache knows to be on disk."""
     found = set()
     for namespace, trie in cache.tries.items():
         for node in trie.nodes():
@@ -408,7 +355,6 @@ def on_disk(cache: PrefixCache) -> set[OnDisk]:
 
 
 def has_on_disk(cache: PrefixCache, wanted: OnDisk) -> bool:
-    """Whether a cache knows something to be on disk, below what is shared by now or not."""
     namespace, tokens = wanted.namespace, as_tokens(wanted.tokens)
     shared = cache.pins.declared(namespace, tokens)
     base = b"" if shared is None else shared.digest
@@ -436,7 +382,6 @@ def damage(path: Path, how: str) -> None:
 
 
 def content(spans: Iterable[Span]) -> TokenIds:
-    """Read what spans hold."""
     read: TokenIds = ()
     for span in spans:
         assert isinstance(span, FakeSpan)

@@ -25,13 +25,7 @@ MOST = 8  # a start takes fewer
 
 @contextmanager
 def starved(free: int, tier: DiskTier | None = None) -> Iterator[None]:
-    """Take all descriptors but a few.
-
-    Args:
-        free: so many.
-        tier: one that is open. Its threads are waited for: a file that one of them closes
-            meanwhile would be a descriptor more.
-    """
+    """Take all descriptors except a few, once the tier's threads have closed theirs."""
     assert tier is None or tier.flush(TIMEOUT)
     taken: list[int] = []
     try:

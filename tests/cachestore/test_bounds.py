@@ -1,4 +1,4 @@
-"""What each tenant keeps whatever others want, in memory and on disk, and what goes first."""
+"""Bounds of tenants: the state that each keeps, in memory and on disk, and what goes first."""
 
 from pathlib import Path
 
@@ -21,19 +21,16 @@ A, B, C = (Namespace(name) for name in "abc")
 
 
 def held(world: World, tenant: Namespace) -> int:
-    """Bytes that a tenant has in memory."""
     found = holdings(world.cache).get(tenant.tenant)
     return 0 if found is None else found.held
 
 
 def flood(world: World, tenant: Namespace, prompts: int, length: int = 100) -> None:
-    """Serve a tenant prompts that nobody has had before."""
     for number in range(prompts):
         world.serve(conversation(100 + number, length), namespace=tenant)
 
 
 def test_stages_take_from_the_greedy_first_and_from_floors_last() -> None:
-    """A stage names who is taken from, and down to what."""
     shares = {"a": (100, None), "b": (0, 300), "c": (50, 20)}
     assert stages(shares, 1000) == [
         {"b": 300, "c": 50},
@@ -45,7 +42,6 @@ def test_stages_take_from_the_greedy_first_and_from_floors_last() -> None:
 
 
 def test_floors_over_the_room_are_scaled_down() -> None:
-    """All by the same factor, and to nothing where there is no room."""
     shares = {"a": (600, None), "b": (200, None)}
     assert stages(shares, 400)[0] == {"a": 300, "b": 100}
     assert stages(shares, 0) == stages(shares, -7) == [{"a": 0, "b": 0}]
@@ -53,7 +49,6 @@ def test_floors_over_the_room_are_scaled_down() -> None:
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_a_flood_leaves_a_floor_untouched(stack: Stack, make_world: MakeWorld) -> None:
-    """What another keeps is older than all of the flood, and stays to the last byte."""
     world = make_world(stack, budget=1200)
     mine = conversation(1, 100)
     world.serve(mine, namespace=A)
@@ -69,7 +64,6 @@ def test_a_flood_leaves_a_floor_untouched(stack: Stack, make_world: MakeWorld) -
 
 
 def test_what_is_over_a_floor_goes_as_ever(make_world: MakeWorld) -> None:
-    """A tenant with a floor is cut down to it, token by token, and no further."""
     world = make_world(KV, budget=1200)
     world.serve(conversation(1, 200), namespace=A)
     bound(world.cache, a=TenantBounds(floor=301))
@@ -110,7 +104,6 @@ def test_a_request_that_runs_wins_over_floors(make_world: MakeWorld) -> None:
 
 
 def test_bounds_are_over_all_models() -> None:
-    """What a tenant has of one model counts for what may be taken from another's."""
     pool = MemoryPool()
     one, two = World(KV), World(KV)
     for world in (one, two):
@@ -175,7 +168,6 @@ def test_nobody_is_taken_from_before_who_has_more(
 
 
 def test_floors_over_the_budget_are_said_once() -> None:
-    """At the start, when the budget is known, and again when other bounds are set."""
     pool = MemoryPool()
     with capture_logs() as logs:
         pool.bound_tenants(lambda _: TenantBounds(), 1200)

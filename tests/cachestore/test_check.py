@@ -34,13 +34,11 @@ def sound(stack: Stack = HYBRID) -> World:
 
 
 def empty_edge(world: World) -> None:
-    """Take a leaf's tokens."""
     node = world.node(12)
     node.tokens = as_tokens([])
 
 
 def gap(world: World) -> None:
-    """Move a node away from its parent's end."""
     world.node(12).start += 1
 
 
@@ -51,12 +49,10 @@ def wrong_token(world: World) -> None:
 
 
 def wrong_parent(world: World) -> None:
-    """Let a node think that it hangs elsewhere."""
     world.node(12).parent = world.node(19)
 
 
 def span_too_short(world: World) -> None:
-    """Claim state for tokens that have none."""
     node = world.node(12)
     assert node.span is not None
     node.span.close()
@@ -64,46 +60,38 @@ def span_too_short(world: World) -> None:
 
 
 def hole(world: World) -> None:
-    """Lose a span in the middle of a path."""
     world.node(10).span = None
 
 
 def misplaced_checkpoint(world: World) -> None:
-    """Put a whole state where it does not belong."""
     world.node(12).checkpoint = FakeCheckpoint(world.registry, [1])
 
 
 def unheld_parent(world: World) -> None:
-    """Lose a count above a retained node."""
     world.node(10).ref_count -= 1
 
 
 def extra_hold(world: World) -> None:
-    """Retain what no lease holds, for ever."""
     world.node(12).ref_count += 1
 
 
 def uncounted_span(world: World) -> None:
-    """Forget to count."""
     world.trie.spans._account.add(Size(-4))
 
 
 def unviewed(world: World) -> None:
-    """Leave tokens in memory that no node has."""
     span = world.node(12).span
     assert isinstance(span, FakeSpan)
     span.storage.tokens += (9,)
 
 
 def stray_view(world: World) -> None:
-    """Hold on to what a node has given up."""
     node = world.node(19)
     assert node.span is not None
     node.span = node.span.split(1)[1]
 
 
 def scattered(world: World) -> None:
-    """Have nodes of two paths share a storage."""
     upper, lower = world.node(12), world.node(20)
     for node in (upper, lower):
         assert node.span is not None
@@ -112,27 +100,22 @@ def scattered(world: World) -> None:
 
 
 def uncounted_buffers(world: World) -> None:
-    """Count a storage twice."""
     world.trie.spans._account.add(Size(0, 2))
 
 
 def uncounted_checkpoint(world: World) -> None:
-    """Count twice."""
     world.trie.checkpoints.add(Size(4))
 
 
 def state_at_the_root(world: World) -> None:
-    """Store the state of no tokens."""
     world.trie.root.checkpoint = FakeCheckpoint(world.registry, [])
 
 
 def stale_lease(world: World) -> None:
-    """Remove a node under the lease that holds it."""
     del world.trie.root.children[0]
 
 
 def empty_trie(world: World) -> None:
-    """Keep the trie of a namespace that nobody uses."""
     world.sequences[0].fail()
     for node in list(world.trie.nodes()):
         world.trie.root.children.pop(int(node.tokens[0]), None)
@@ -144,7 +127,6 @@ def lost_checkpoint(world: World) -> None:
 
 
 def dropped_trie(world: World) -> None:
-    """Drop a namespace under its lease."""
     world.cache.tries._tries.clear()
 
 
@@ -175,14 +157,12 @@ def dropped_trie(world: World) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_damage_is_found(damage: Callable[[World], None], words: str) -> None:
-    """Each invariant, broken by hand, is reported in words that name it."""
     world = sound()
     damage(world)
     assert words in "\n".join(check.problems(world.cache))
 
 
 def test_a_leaf_without_state_is_found() -> None:
-    """Tokens that lead to no state are a leak that no budget sees."""
     world = World(RECURRENT)
     world.serve(range(20))
     world.trie.append(world.node(19), as_tokens([5]), None)
@@ -190,7 +170,6 @@ def test_a_leaf_without_state_is_found() -> None:
 
 
 def test_a_lease_without_its_spans_is_found() -> None:
-    """A lease that claims more tokens than its path has would restore a hole."""
     world = sound(KV)
     world.sequences[0].lease.held += 1
     assert "has spans of 19 tokens" in "\n".join(check.problems(world.cache))
@@ -198,7 +177,6 @@ def test_a_lease_without_its_spans_is_found() -> None:
 
 @pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
 def test_a_lease_without_its_checkpoint_is_found(stack: Stack) -> None:
-    """A stack that needs a checkpoint cannot restore without one."""
     world = World(stack)
     world.serve(range(20))
     lease = world.begin(range(20)).lease
@@ -216,7 +194,6 @@ def test_problems_name_the_trie() -> None:
 
 
 def test_a_path_ends_at_its_node_and_leaves_the_root_out() -> None:
-    """Pins are counted over paths; the root is nobody's."""
     world = sound()
     path: list[TrieNode] = world.node(11).path()
     assert [node.end for node in path] == [10, 11]
@@ -227,7 +204,6 @@ def test_a_path_ends_at_its_node_and_leaves_the_root_out() -> None:
 def test_a_cache_that_changes_between_pieces_is_sound(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests come and end, and state is evicted, while it is checked."""
     monkeypatch.setattr(check, "_AT_ONCE", 2)
     world = World(stack)
     for number in range(12):
@@ -245,7 +221,6 @@ def test_a_cache_that_changes_between_pieces_is_sound(
 
 
 def test_the_check_takes_as_long_as_there_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node is looked at a few times, however many wait to be written."""
     looks = []
     for count in (100, 1000):
         world = World(KV)

@@ -119,23 +119,16 @@ def test_prompt_offsets_are_ascending_and_left_to_compute(
 
 
 def test_decode_is_saved_densely_at_first_then_ever_less() -> None:
-    """Every 64 tokens up to 512, every 256 up to 2,048, every 1,024 after that."""
     due = [generated for generated in range(-64, 5121) if decode_due(generated)]
-    assert due == [
-        *range(64, 513, 64),
-        *range(768, 2049, 256),
-        *range(3072, 5121, 1024),
-    ]
+    assert due == [*range(64, 513, 64), *range(768, 2049, 256), *range(3072, 5121, 1024)]
 
 
 def captured(*items: tuple[int, Reason]) -> list[Captured]:
-    """Build checkpoints at offsets, for reasons."""
     registry = Registry()
     return [Captured(FakeCheckpoint(registry, range(at)), reason) for at, reason in items]
 
 
 def offsets_of(items: Sequence[Captured]) -> list[int]:
-    """Say where checkpoints stand, in their order."""
     return [item.checkpoint.offset for item in items]
 
 
@@ -174,13 +167,11 @@ MESSAGES = tuple((at, Reason.MESSAGE) for at in (100, 200, 300, 400))
     ],
 )
 def test_keep_four(items: tuple[tuple[int, Reason], ...], expected: list[int]) -> None:
-    """One of each reason comes before a second of any; one offset is kept once."""
     kept, _ = keep(captured(*items), 4)
     assert offsets_of(kept) == expected
 
 
 def test_of_two_at_one_offset_the_better_reason_stays() -> None:
-    """They are the same state; only what it is for tells them apart."""
     items = captured((94, Reason.DECODE), (94, Reason.FINAL))
     kept, dropped = keep(items, 4)
     assert (kept, dropped) == ([items[1]], [items[0]])
@@ -188,7 +179,6 @@ def test_of_two_at_one_offset_the_better_reason_stays() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 30), REASONS), max_size=20), st.integers(0, 8))
 def test_keep_divides_without_loss(items: list[tuple[int, Reason]], limit: int) -> None:
-    """Each checkpoint is kept or dropped, never both; as many stay as are allowed."""
     everything = captured(*items)
     kept, dropped = keep(everything, limit)
     together = [id(item) for item in [*kept, *dropped]]
@@ -201,7 +191,6 @@ def test_keep_divides_without_loss(items: list[tuple[int, Reason]], limit: int) 
 def test_a_higher_limit_keeps_what_a_lower_one_does(
     items: list[tuple[int, Reason]], limit: int
 ) -> None:
-    """Worth is one order: raising the limit never costs a checkpoint."""
     everything = captured(*items)
     fewer, _ = keep(everything, limit)
     more, _ = keep(everything, limit + 1)

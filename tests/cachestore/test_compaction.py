@@ -23,13 +23,7 @@ _COPIES = 1.2
 
 
 class Turn(NamedTuple):
-    """What a turn adds, in tokens.
-
-    Attributes:
-        message: from the client: a question, a tool's result.
-        answer: of the model.
-        dropped: at its end, which the next turn's prompt leaves out.
-    """
+    """Tokens that a turn adds; `dropped` ones end its answer, and the next prompt lacks them."""
 
     message: int
     answer: int
@@ -37,7 +31,6 @@ class Turn(NamedTuple):
 
 
 def some(rng: random.Random) -> Iterator[Turn]:
-    """Any lengths."""
     while True:
         yield Turn(rng.randint(5, 400), rng.randint(3, 200))
 
@@ -49,20 +42,17 @@ def short_answers(rng: random.Random) -> Iterator[Turn]:
 
 
 def long_answers(rng: random.Random) -> Iterator[Turn]:
-    """Long texts for a word each."""
     while True:
         yield Turn(rng.randint(5, 7), 200)
 
 
 def alternating(rng: random.Random) -> Iterator[Turn]:
-    """A long turn, then tiny ones."""
     while True:
         yield Turn(400, 200)
         yield from [Turn(rng.randint(5, 9), 3)] * 4
 
 
 def tiny(rng: random.Random) -> Iterator[Turn]:
-    """As little as there can be."""
     while True:
         yield Turn(rng.randint(5, 6), 3)
 
@@ -82,12 +72,7 @@ NAMES = ("some", "short-answers", "long-answers", "alternating", "tiny", "dead-e
 
 
 class Conversation:
-    """A client that sends its history, and what is in the cache of it.
-
-    Attributes:
-        history: what the next prompt begins with.
-        computed: tokens that were computed for it, those of dead ends too.
-    """
+    """A client that sends its history; `computed` counts tokens of dead ends too."""
 
     def __init__(self, world: World, system: Sequence[int], seed: int) -> None:
         self.world = world
@@ -96,11 +81,9 @@ class Conversation:
         self._rng = random.Random(seed)  # noqa: S311  (not a secret)
 
     def fresh(self, count: int) -> TokenIds:
-        """Tokens that nobody has seen."""
         return tuple(self._rng.randrange(1 << 30) for _ in range(count))
 
     def take(self, turn: Turn) -> None:
-        """Send a message, and read the answer to its end."""
         prompt = (*self.history, *self.fresh(turn.message))
         boundaries = ((len(self.history), Reason.MESSAGE), (len(prompt) - 3, Reason.MESSAGE))
         sequence = PagedSequence(self.world, NAMESPACE, prompt, boundaries)
@@ -110,7 +93,6 @@ class Conversation:
         self.history = sequence.state[: len(sequence.state) - turn.dropped]
 
     def path(self) -> list[TrieNode]:
-        """The nodes that the next turn reads."""
         node, known = self.world.trie.match(as_tokens(self.history))
         assert known == len(self.history)
         return node.path()
@@ -142,7 +124,6 @@ def bound(tokens: int) -> float:
     ],
 )
 def test_a_conversation_is_a_few_segments(stack: Stack, pattern: Pattern) -> None:
-    """After each turn; and each token was copied O(log n) times."""
     world = World(stack)
     agent = Conversation(world, range(SYSTEM), 1)
     turns = pattern(random.Random(1))  # noqa: S311  (not a secret)
@@ -218,7 +199,6 @@ def test_segments_stay_few_whatever_else_happens(stack: Stack, folder: Path) -> 
 
 @pytest.mark.parametrize("stack", STATES, ids=lambda stack: stack.name)
 def test_what_is_pinned_is_not_joined(stack: Stack) -> None:
-    """What goes on from it is a few segments all the same."""
     world = World(stack)
     agent = Conversation(world, range(SYSTEM), 0)
     for _ in range(10):
@@ -237,7 +217,6 @@ def test_what_is_pinned_is_not_joined(stack: Stack) -> None:
 
 
 def test_no_more_is_copied_at_a_time_than_there_is_room_for() -> None:
-    """Also where others have some of what is joined, which is copied with it."""
     world = World(KV)
     world.cache.longest = 500
     largest, before = 0, 0

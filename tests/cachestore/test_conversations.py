@@ -17,7 +17,6 @@ SYSTEM = tuple(range(40))
 
 
 def test_a_cold_request_restores_nothing(world: World) -> None:
-    """A miss is a miss, and the prompt is computed from its start."""
     sequence = world.begin(SYSTEM)
     assert (sequence.lease.matched, sequence.cached, sequence.left) == (0, 0, 40)
     assert sequence.lease.checkpoint is None
@@ -38,7 +37,6 @@ def test_branch_creation_and_reuse(world: World) -> None:
 
 
 def test_what_is_held_is_counted(make_world: MakeWorld) -> None:
-    """What a request has leased, once however many do; of what nobody uses, nothing."""
     world = make_world(KV)
     world.serve([*SYSTEM, *fresh(1, 30)])
     world.serve([*SYSTEM, *fresh(2, 30)])
@@ -70,7 +68,6 @@ def test_a_repeat_resumes_as_late_as_it_can(make_world: MakeWorld) -> None:
 
 
 def test_a_conversation_resumes_where_it_ended(world: World) -> None:
-    """A follow-up with the exact history computes its own new tokens only."""
     answer = fresh(1, 100)
     world.serve(SYSTEM, answer)
     follow_up = [*SYSTEM, *answer, *fresh(2, 10)]
@@ -79,7 +76,6 @@ def test_a_conversation_resumes_where_it_ended(world: World) -> None:
 
 
 def test_a_short_answer_costs_itself_again_at_most(world: World) -> None:
-    """Below 64 tokens an exact stack saves no end; it resumes before the answer."""
     answer = fresh(1, 20)
     world.serve(SYSTEM, answer)
     cached = world.serve([*SYSTEM, *answer, *fresh(2, 10)])
@@ -111,7 +107,6 @@ def test_a_divergence_inside_an_answer_resumes_inside_it(
 
 
 def test_a_regenerated_answer_resumes_before_it(world: World) -> None:
-    """Asking again costs one token, however long the first answer was."""
     world.serve(SYSTEM, fresh(1, 3000))
     assert world.serve(SYSTEM, fresh(2, 3000)) == 39
     assert world.serve(SYSTEM, fresh(3, 100)) == 39
@@ -127,7 +122,6 @@ def test_a_restore_point_survives_other_branches(world: World) -> None:
 
 
 def test_losing_a_sibling_keeps_a_restore_point(world: World) -> None:
-    """The node of a checkpoint is not merged away when it is left with one child."""
     world.serve([*SYSTEM, *fresh(1, 10)], (), (40, Reason.SYSTEM))
     world.serve([*SYSTEM, *fresh(2, 10)])
     keeper = world.begin([*SYSTEM, *fresh(2, 10), 7])
@@ -157,7 +151,6 @@ def test_a_cancelled_prefill_keeps_what_it_had(make_world: MakeWorld) -> None:
 
 
 def test_switching_branches_restores_each_ones_state(world: World) -> None:
-    """A, then B, then A again: A's state comes back, never B's."""
     a, b = [*SYSTEM, *fresh(1, 30)], [*SYSTEM, *fresh(2, 30)]
     a_answer, b_answer = fresh(3, 70), fresh(4, 70)
     world.serve(a, a_answer)
@@ -209,7 +202,6 @@ def scenario_turns(world: World, *, boundary: bool) -> list[tuple[int, int]]:
 
 
 def test_scenario_conversation_turns(make_world: MakeWorld) -> None:
-    """Each turn costs its own tokens and at most the last answer, for all stacks."""
     for stack in STACKS:
         figures = scenario_turns(make_world(stack, interval=8), boundary=True)
         assert figures[0] == (0, 0)
@@ -233,7 +225,6 @@ def test_scenario_paths_stay_short(make_world: MakeWorld) -> None:
 
 
 def test_scenario_cancelled_prefills(make_world: MakeWorld) -> None:
-    """Retries go on where they were cancelled, again and again, to the end."""
     for stack in STACKS:
         world = make_world(stack, interval=6)
         prompt = fresh(1, 60)
@@ -279,7 +270,6 @@ def test_scenario_divergent_cancels(world: World) -> None:
 def test_agents_that_share_a_system_prompt_pay_for_it_once(
     make_world: MakeWorld, stack: Stack
 ) -> None:
-    """With its end marked as a boundary even the second agent resumes there."""
     world = make_world(stack)
     messages = [(at, Reason.MESSAGE) for at in (60, 80, 100, 120, 140)]
     world.serve([*SYSTEM, *fresh(1, 120)], fresh(2, 600), (40, Reason.SYSTEM), *messages)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Have every write of a file wait until the event is set; it is in the end."""
     gate = threading.Event()
 
     def wait(*arguments: object) -> tuple[int, bytes]:
@@ -58,7 +57,6 @@ def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def disk_threads() -> set[str]:
-    """Name the tiers' threads that run."""
     names = {thread.name for thread in threading.enumerate()}
     return {name for name in names if name.startswith("umbel-disk")}
 
@@ -67,7 +65,6 @@ def disk_threads() -> set[str]:
 
 
 def test_results_come_in_order_with_their_tokens(tmp_path: Path) -> None:
-    """Tokens are the owner's own objects; each result is given once."""
     tokens = [object() for _ in range(20)]
     with opened(tmp_path) as tier:
         assert tier.completed() == []
@@ -83,7 +80,6 @@ def test_results_come_in_order_with_their_tokens(tmp_path: Path) -> None:
 
 
 def test_the_owner_is_woken(tmp_path: Path) -> None:
-    """After the result is there, by a write and by a verification."""
     woken: list[tuple[int, str]] = []
 
     def wake() -> None:
@@ -101,8 +97,6 @@ def test_the_owner_is_woken(tmp_path: Path) -> None:
 
 
 def test_an_owner_that_cannot_be_woken_harms_nobody(tmp_path: Path) -> None:
-    """The threads go on."""
-
     def wake() -> None:
         raise RuntimeError("a fault of the owner")
 
@@ -131,7 +125,6 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a disk that does not answer, whatever it asks."""
     with stuck_disk(monkeypatch) as gate, opened(tmp_path) as tier:
         asked: list[object] = []
 
@@ -190,7 +183,6 @@ def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
 
 
 def test_a_payload_of_no_use_is_the_owners_fault(tmp_path: Path) -> None:
-    """It is not kept, with an error in the log; the disk is none the worse for it."""
     wrong = job()._replace(payload=Payload({"x": payload().tensors["x"]._replace(shape=(1,))}, {}))
     huge = job(start=1 << 70)
     with structlog.testing.capture_logs() as logs, opened(tmp_path) as tier:
@@ -207,7 +199,6 @@ def test_a_payload_of_no_use_is_the_owners_fault(tmp_path: Path) -> None:
 
 
 def test_deleting_and_touching_anything(tmp_path: Path) -> None:
-    """Twice, what never was, or nothing."""
     with opened(tmp_path) as tier:
         first, second = write(tier, job(0), job(1))
         tier.delete([])
@@ -223,7 +214,6 @@ def test_deleting_and_touching_anything(tmp_path: Path) -> None:
 
 
 def test_deletions_of_many_share_a_transaction(tmp_path: Path) -> None:
-    """So do touches."""
     with opened(tmp_path) as tier:
         records = write(tier, *map(job, range(20)))
         commits: list[str] = []
@@ -240,7 +230,6 @@ def test_deletions_of_many_share_a_transaction(tmp_path: Path) -> None:
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
-    """What the index and the folder hold in the end is what was asked for."""
     random_ = random.Random(7)  # noqa: S311
     expected: dict[int, Record] = {}
     used: dict[int, int] = {}
@@ -277,7 +266,6 @@ def test_everything_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_records_are_named(tmp_path: Path, damage: str) -> None:
-    """Those, and no others, in the order given; the tier stays on."""
     with opened(tmp_path) as tier:
         records = write(tier, *map(job, range(4)))
         for record in records[1:3]:
@@ -293,7 +281,6 @@ def test_damaged_records_are_named(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_cancelled_verification_holds_nobody_up(tmp_path: Path) -> None:
-    """The owner may have lost its interest."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=500_000))
         futures = [tier.verify([record] * 5) for _ in range(5)]
@@ -305,7 +292,6 @@ def test_a_cancelled_verification_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_flush_waits_for_verifications(tmp_path: Path) -> None:
-    """Everything that was asked for is done."""
     with opened(tmp_path) as tier:
         records = write(tier, *(job(token, items=300_000) for token in range(5)))
         future = tier.verify(records)
@@ -317,7 +303,6 @@ def test_flush_waits_for_verifications(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
-    """No thread and no descriptor, also of tiers that could not be opened."""
     folder = tmp_path / "cache"
     with opened(folder) as tier:
         write(tier, job())
@@ -341,7 +326,6 @@ def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
 
 
 def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
-    """Results can still be taken."""
     with opened(tmp_path) as tier:
         for token in range(50):
             assert tier.write(job(token))
@@ -356,7 +340,6 @@ def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
 
 
 def test_a_closed_tier_takes_nothing(tmp_path: Path) -> None:
-    """And says so, without an exception from any thread; closing again does nothing."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job())
     tier.close(0)
@@ -376,7 +359,6 @@ def test_a_closed_tier_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_closing_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits is answered; what is being written is dropped, its temporary too."""
     reached, original = threading.Event(), os.write
 
     def slow(fd: int, data: bytes) -> int:
@@ -420,7 +402,6 @@ def test_closing_gives_up_verifying(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_disk_that_never_answers_keeps_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing returns, with a warning; the lock is free when the writer has ended."""
     monkeypatch.setattr("umbel.cachestore.disk.tier._GRACE", 0.01)
     with stuck_disk(monkeypatch) as gate, opened(tmp_path) as tier:
         assert tier.write(job(0))

@@ -41,13 +41,11 @@ class Clock:
         self.now = 1000.0
 
     def monotonic(self) -> float:
-        """Tell the time in seconds."""
         return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Have suspensions end when the test says so."""
     made = Clock()
     monkeypatch.setattr(disk_tier, "_clock", made.monotonic)
     return made
@@ -55,7 +53,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of two mebibytes."""
     with small_disk(tmp_path / "disk") as folder:
         yield folder
 
@@ -76,7 +73,6 @@ def small_disk(folder: Path, size: str = "2m") -> Iterator[Path]:
 
 
 def suspended(tier: DiskTier, token: int = 0) -> str:
-    """Have a write fail; return the reason that is given."""
     with structlog.testing.capture_logs() as logs:
         assert tier.write(job(token))
         assert [(done.token, done.record) for done in results(tier)] == [(token, None)]
@@ -101,7 +97,6 @@ def refuse(folder: Path) -> str:
 
 
 def test_a_disk_that_is_full_from_the_start(small: Path) -> None:
-    """There is not even room for an index."""
     fill(small / "filler")
     assert "full" in refuse(small / "cache") or "space" in refuse(small / "cache")
     (small / "filler").unlink()
@@ -110,7 +105,6 @@ def test_a_disk_that_is_full_from_the_start(small: Path) -> None:
 
 
 def test_a_full_disk_at_a_restart_can_be_read(small: Path) -> None:
-    """What is there is of use; what was left over is removed."""
     folder = small / "cache"
     with opened(folder) as tier:
         kept = write(tier, job(0), job(1))
@@ -124,7 +118,6 @@ def test_a_full_disk_at_a_restart_can_be_read(small: Path) -> None:
 
 
 def test_a_disk_that_fills_and_is_freed(small: Path, clock: Clock) -> None:
-    """Reading goes on; writing is tried again after a while, and no sooner."""
     with opened(small / "cache", retry_after=60.0) as tier:
         kept = write(tier, job(0), job(1))
         fill(small / "filler")
@@ -144,7 +137,6 @@ def test_a_disk_that_fills_and_is_freed(small: Path, clock: Clock) -> None:
 
 
 def test_a_disk_that_stays_full_is_said_once(small: Path, clock: Clock) -> None:
-    """Each try costs one write and no further warning."""
     with opened(small / "cache", retry_after=60.0) as tier:
         fill(small / "filler")
         suspended(tier)
@@ -159,7 +151,6 @@ def test_a_disk_that_stays_full_is_said_once(small: Path, clock: Clock) -> None:
 
 
 def test_a_full_disk_can_be_freed_by_deleting(small: Path, clock: Clock) -> None:
-    """Even if there is no room for the transaction; the rows do not come back."""
     with opened(small / "cache") as tier:
         records = write(tier, *(job(token, items=50_000) for token in range(4)))
         fill(small / "filler")
@@ -181,7 +172,6 @@ def test_a_full_disk_can_be_freed_by_deleting(small: Path, clock: Clock) -> None
 
 
 def test_a_read_only_disk_is_refused(small: Path) -> None:
-    """With nothing in it, and with a cache in it, which stays as it is."""
     with opened(small / "cache") as tier:
         kept = write(tier, job())
     (small / "empty").mkdir()
@@ -197,7 +187,6 @@ def test_a_read_only_disk_is_refused(small: Path) -> None:
 
 
 def _fail(number: int, original: Callable[..., object], call: int = 1) -> Callable[..., object]:
-    """Fail at a call and ever after."""
     calls = 0
 
     def failing(*arguments: object, **named: object) -> object:
@@ -251,7 +240,6 @@ def _full_index(tier: DiskTier) -> Callable[[], object]:
 
 
 def test_a_transaction_may_fail(tmp_path: Path, clock: Clock) -> None:
-    """As when the disk is full just then: the file that was complete is removed."""
     with opened(tmp_path) as tier:
         kept = write(tier, job(0))
         lift = _full_index(tier)
@@ -270,7 +258,6 @@ def test_a_transaction_may_fail(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_other_transactions_may_fail(tmp_path: Path, clock: Clock) -> None:
-    """They suspend writing too, but do not prolong a suspension for ever."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(0))
         lift = _full_index(tier)
@@ -289,7 +276,6 @@ def test_other_transactions_may_fail(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_what_waits_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, without a try each; what else waits is still done."""
     with opened(tmp_path) as tier, monkeypatch.context() as patched:
         (record,) = write(tier, job(0))
         tries: list[object] = []
@@ -319,7 +305,6 @@ def test_what_waits_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_clock_that_is_set_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither ends a suspension early nor prolongs it."""
     with opened(tmp_path, retry_after=0.3) as tier, monkeypatch.context() as patched:
         patched.setattr(os, "fsync", _fail(errno.EIO, SYNC))
         suspended(tier)
@@ -338,7 +323,6 @@ def test_a_clock_that_is_set_changes_nothing(
 def test_a_file_that_cannot_be_removed_stays_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its record is gone, and the next start collects it."""
     with opened(tmp_path) as tier, monkeypatch.context() as patched:
         (record,) = write(tier, job(0))
         patched.setattr(os, "unlink", _fail(errno.EIO, lambda: 0))
@@ -356,7 +340,6 @@ def test_a_file_that_cannot_be_removed_stays_behind(
 
 @pytest.mark.parametrize("what", ["write", "delete", "pin"])
 def test_an_index_that_is_damaged_while_it_is_used(tmp_path: Path, what: str) -> None:
-    """Ends the tier, with one warning; files are still read, and a restart begins anew."""
     with opened(tmp_path, retry_after=0.0) as tier:
         kept = write(tier, *(job(token, tokens=bytes(9000)) for token in range(9)))
         database = tier._index._database
@@ -421,7 +404,6 @@ def gone(folder: Path, how: str) -> Iterator[tuple[DiskTier, list[Record]]]:
 
 @pytest.mark.parametrize("how", GONE)
 def test_a_folder_that_is_gone_ends_the_tier(tmp_path: Path, how: str) -> None:
-    """With one warning, until a restart; nothing is written into one in its place."""
     folder = tmp_path / "cache"
     with gone(folder, how) as (tier, kept), structlog.testing.capture_logs() as logs:
         before = sorted(tmp_path.rglob("*"))
@@ -441,7 +423,6 @@ def test_a_folder_that_is_gone_ends_the_tier(tmp_path: Path, how: str) -> None:
 
 
 def test_a_verification_notices_that_the_folder_is_gone(tmp_path: Path) -> None:
-    """Its records are damaged, and nothing more is taken."""
     with (
         gone(tmp_path / "cache", "removed") as (tier, kept),
         structlog.testing.capture_logs() as logs,

@@ -34,13 +34,11 @@ MIXED = {
 
 
 def bytes_of(array: mx.array) -> memoryview:
-    """Look at an array's memory."""
     mx.eval(array)
     return memoryview(cast("bytes", array))
 
 
 def load(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """Read arrays and metadata as MLX does."""
     return cast(
         "tuple[dict[str, mx.array], dict[str, str]]", mx.load(str(path), return_metadata=True)
     )
@@ -73,7 +71,6 @@ def test_mlx_loads_what_was_written(tmp_path: Path) -> None:
 
 
 def test_a_payload_without_tensors_is_a_file_too(tmp_path: Path) -> None:
-    """The smallest file there is."""
     name = new_name()
     nbytes, checksum = write_file(tmp_path, name, Payload({}, {}))
     verify_file(tmp_path / name, nbytes, checksum)
@@ -81,7 +78,6 @@ def test_a_payload_without_tensors_is_a_file_too(tmp_path: Path) -> None:
 
 
 def test_tensors_begin_at_eight_bytes(tmp_path: Path) -> None:
-    """Whoever maps a file finds its first tensor aligned."""
     for length in range(9):
         name = new_name()
         write_file(tmp_path, name, payload()._replace(metadata={"x": "y" * length}))
@@ -92,7 +88,6 @@ def test_tensors_begin_at_eight_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("items", [(1 << 20) - 1, 1 << 20, (2 << 20) + 1])
 def test_payloads_of_several_blocks(tmp_path: Path, items: int) -> None:
-    """Around the boundary of what is written at a time."""
     name, given = new_name(), payload(items)
     nbytes, checksum = write_file(tmp_path, name, given)
     verify_file(tmp_path / name, nbytes, checksum)
@@ -120,7 +115,6 @@ def test_parts_are_written_one_after_the_other(tmp_path: Path, dtype: mx.Dtype) 
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system call may write less than it was given."""
     original = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: original(fd, data[:1111]))
     name = new_name()
@@ -139,14 +133,12 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ids=["length", "type", "name", "parts"],
 )
 def test_what_is_no_tensor_is_refused(tmp_path: Path, tensor: HostTensor) -> None:
-    """Before anything of it is on disk."""
     with pytest.raises(ValueError, match="bytes are no"):
         write_file(tmp_path, new_name(), Payload({"x": tensor}, {}))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_private(tmp_path: Path) -> None:
-    """They hold prompts, whatever the umask says."""
     before = os.umask(0)
     try:
         name = new_name()
@@ -157,7 +149,6 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    """What has the temporary's name stays, and so does what it may lead to."""
     name = new_name()
     temporary = tmp_path / name.replace("safetensors", "tmp")
     (tmp_path / "precious").write_bytes(b"precious")
@@ -170,7 +161,6 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_writing_and_verifying_can_be_given_up(tmp_path: Path) -> None:
-    """Nothing of a file that was given up is left."""
     name = new_name()
     answers = iter([False, False, True])
     with pytest.raises(DiskTierError):
@@ -219,7 +209,6 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_found(tmp_path: Path, damage: str) -> None:
-    """Whatever happened to a file, it is never taken for good, and nothing hangs."""
     path = tmp_path / new_name()
     nbytes, checksum = write_file(tmp_path, path.name, payload())
     verify_file(path, nbytes, checksum)
@@ -232,7 +221,6 @@ def test_damage_is_found(tmp_path: Path, damage: str) -> None:
 def test_another_size_needs_no_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    """It is the cheaper thing to look at."""
     path = tmp_path / new_name()
     nbytes, checksum = write_file(tmp_path, path.name, payload())
     DAMAGE[damage](path)
@@ -244,7 +232,6 @@ def test_another_size_needs_no_reading(
 def test_a_file_that_cannot_be_read_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its mode was changed; root, whom modes do not stop, sees it as well."""
     path = tmp_path / new_name()
     nbytes, checksum = write_file(tmp_path, path.name, payload())
 
@@ -257,7 +244,6 @@ def test_a_file_that_cannot_be_read_is_not_damaged(
 
 
 def test_only_plain_files_of_our_names_are_ours(tmp_path: Path) -> None:
-    """A model's own files are not, nor links, nor folders."""
     ours = {new_name(), new_name().replace(".safetensors", ".tmp")}
     for name in (*ours, "model.safetensors", "notes.tmp", f"x{new_name()}", f"{new_name()}.bak"):
         (tmp_path / name).write_bytes(b"12345")

@@ -35,15 +35,7 @@ NOVEL = 77_777  # a token that nothing goes on with
 
 
 class Kept(NamedTuple):
-    """A folder that a tier has left, and what is in it.
-
-    Attributes:
-        stack: whose state it is.
-        folder: it is not opened itself: others are made from it.
-        indices: the index as files, when it was closed, and as a kill leaves it.
-        served: prompts, and whose they were.
-        pins: what was pinned.
-    """
+    """A folder that a tier has left; `indices` are as files, when closed and after a kill."""
 
     stack: Stack
     folder: Path
@@ -65,7 +57,6 @@ def conversations(number: int) -> list[tuple[TokenIds, Namespace]]:
 
 
 def index_of(folder: Path) -> dict[str, bytes]:
-    """Read the files of an index."""
     names = (name for name in INDEX_FILES if (folder / name).exists())
     return {name: (folder / name).read_bytes() for name in names}
 
@@ -105,7 +96,6 @@ def copied(kept: Kept, index: dict[str, bytes]) -> Iterator[Path]:
 
 
 def flipped(index: dict[str, bytes], name: str, at: int, bit: int) -> dict[str, bytes]:
-    """Flip one bit of an index."""
     content = bytearray(index[name])
     content[at] ^= 1 << bit
     return index | {name: bytes(content)}
@@ -123,7 +113,6 @@ def serve_all(world: PagedWorld, kept: Kept) -> int:
 
 
 def serve(world: PagedWorld, prompt: Iterable[int], namespace: Namespace = NAMESPACE) -> int:
-    """Have what is on disk of a prompt read, and restore it; return how much that was."""
     asked = (*prompt, NOVEL)
     for _ in range(ENOUGH):
         if world.pager.page_in.request(namespace, as_tokens(asked)) is PageInStatus.NOTHING:
@@ -142,7 +131,7 @@ def outcome(kept: Kept, folder: Path) -> str:
     except DiskTierError as error:
         return "refused" if "a newer umbel wrote" in str(error) else "unusable"
     with world:
-        anew = not world.tier.records
+        is_empty = not world.tier.records
         assert set(world.tier.pins) <= set(kept.pins)
         restored = serve_all(world, kept)
         world.serve(range(90_000, 90_030))
@@ -151,7 +140,7 @@ def outcome(kept: Kept, folder: Path) -> str:
         assert world.tier.statistics().state == "on"
         assert serve(world, range(90_000, 90_030)) >= 29
         assert serve_all(world, kept) == restored
-    return "begun anew" if anew else "restored" if restored else "nothing restored"
+    return "started empty" if is_empty else "restored" if restored else "nothing restored"
 
 
 def flip_bits(kept: Kept, count: int, seed: int) -> Counter[str]:
@@ -171,7 +160,6 @@ def flip_bits(kept: Kept, count: int, seed: int) -> Counter[str]:
 
 
 def test_any_bit_of_the_index(kept: Kept) -> None:
-    """Each may be flipped: what is restored is right, and the tier goes on, or begins anew."""
     outcomes = flip_bits(kept, FLIPS, seed=1)
     assert not outcomes["unusable"]
     assert outcomes["restored"] > FLIPS / 2
@@ -179,11 +167,10 @@ def test_any_bit_of_the_index(kept: Kept) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_bits_of_the_index(kept: Kept) -> None:
-    """The same, more often."""
     outcomes = flip_bits(kept, MANY, seed=2)
     assert outcomes.total() == MANY
     assert not outcomes["unusable"]
-    assert outcomes["restored"] > outcomes["begun anew"] > outcomes["refused"]
+    assert outcomes["restored"] > outcomes["started empty"] > outcomes["refused"]
 
 
 # -- rows that were exchanged --------------------------------------------------------------

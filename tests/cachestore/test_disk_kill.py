@@ -38,7 +38,6 @@ def check(folder: Path, lines: list[str]) -> int:
 
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan != "busy"])
 def test_dying_at_each_step(tmp_path: Path, plan: str) -> None:
-    """In the middle of a block, between file and row, in transactions, while reading."""
     process = child(tmp_path, plan)
     try:
         said, _ = process.communicate(timeout=TIMEOUT)
@@ -51,7 +50,6 @@ def test_dying_at_each_step(tmp_path: Path, plan: str) -> None:
 
 
 def test_dying_at_any_moment(tmp_path: Path) -> None:
-    """One folder, again and again, while it is written to as fast as it can be."""
     random_ = random.Random(1)  # noqa: S311
     lines: list[str] = []
     for seed in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""What the disk tier finds at its start: what it keeps, removes, leaves alone and refuses."""
+"""Start of the disk tier: files and rows that it keeps, removes, leaves alone and refuses."""
 
 import os
 import re
@@ -30,7 +30,6 @@ def made(folder: Path, count: int = 3) -> list[Record]:
 
 
 def change(folder: Path, *statements: str) -> None:
-    """Change a closed index from outside."""
     with closing(sqlite3.connect(folder / INDEX)) as database:
         for statement in statements:
             database.execute(statement)
@@ -38,7 +37,6 @@ def change(folder: Path, *statements: str) -> None:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Read all files of a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -54,7 +52,6 @@ def refuse(folder: Path) -> str:
 
 
 def test_records_survive_a_restart(tmp_path: Path) -> None:
-    """All their fields do, ascending by start, and their files verify."""
     with opened(tmp_path) as tier:
         assert tier.records == []
         kept = write(
@@ -74,7 +71,6 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_ids_are_never_given_again(tmp_path: Path) -> None:
-    """Not even that of the newest record, after a restart."""
     with opened(tmp_path) as tier:
         first, second = write(tier, job(0), job(1))
         tier.delete([second])
@@ -84,7 +80,6 @@ def test_ids_are_never_given_again(tmp_path: Path) -> None:
 
 
 def test_pins_are_kept_for_their_model(tmp_path: Path) -> None:
-    """One per tenant and name; another model's are not seen, and not lost."""
     with opened(tmp_path) as tier:
         tier.pin(Pin("a", "tenant", b"old!"))
         tier.pin(Pin("a", "tenant", b"new!"))
@@ -92,7 +87,7 @@ def test_pins_are_kept_for_their_model(tmp_path: Path) -> None:
         tier.pin(Pin("b", "tenant", b"5678"))
         tier.pin(Pin("c", "tenant", b""))
         tier.unpin("b", "tenant")
-        tier.unpin("c", "nobody")
+        tier.unpin("c", "unknown")
         assert tier.pins == []
     with opened(tmp_path, fingerprint="another") as tier:
         assert tier.pins == []
@@ -127,7 +122,6 @@ def test_what_is_of_no_use_is_collected(tmp_path: Path) -> None:
 
 
 def test_records_of_another_model_are_collected(tmp_path: Path) -> None:
-    """With their files."""
     old = made(tmp_path)
     with opened(tmp_path, fingerprint="another") as tier:
         assert tier.records == []
@@ -138,7 +132,6 @@ def test_records_of_another_model_are_collected(tmp_path: Path) -> None:
 
 
 def test_an_older_format_is_collected(tmp_path: Path) -> None:
-    """Its index is started anew."""
     old = made(tmp_path)
     change(tmp_path, "PRAGMA user_version = 0")
     with opened(tmp_path) as tier:
@@ -177,7 +170,6 @@ def _garble(folder: Path, start: int, length: int) -> None:
 
 
 def _garble_names(folder: Path) -> None:
-    """Damage what only lookups by name read."""
     with closing(sqlite3.connect(folder / INDEX)) as database:
         query = "SELECT rootpage FROM sqlite_master WHERE name LIKE 'sqlite_autoindex_records%'"
         (page,) = database.execute(query).fetchone()
@@ -229,7 +221,6 @@ CORRUPTION: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("corruption", CORRUPTION)
 def test_a_damaged_index_is_started_anew(tmp_path: Path, corruption: str) -> None:
-    """With a warning, without its files, and it then works."""
     old = made(tmp_path)
     CORRUPTION[corruption](tmp_path)
     with structlog.testing.capture_logs() as logs, opened(tmp_path) as tier:
@@ -243,7 +234,6 @@ def test_a_damaged_index_is_started_anew(tmp_path: Path, corruption: str) -> Non
 
 
 def test_a_newer_index_is_refused(tmp_path: Path) -> None:
-    """Nothing of it is touched: the newer umbel will want it."""
     made(tmp_path)
     change(tmp_path, f"PRAGMA user_version = {FORMAT + 1}")
     (tmp_path / new_name().replace("safetensors", "tmp")).write_bytes(b"unfinished")
@@ -258,7 +248,6 @@ def test_a_newer_index_is_refused(tmp_path: Path) -> None:
 def test_an_index_that_someone_holds_is_no_damaged_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program's lock makes the folder unusable, not its contents worthless."""
     kept = made(tmp_path)
     monkeypatch.setattr("umbel.cachestore.disk.index._BUSY_SECONDS", 0.05)
     with closing(sqlite3.connect(tmp_path / INDEX)) as other:
@@ -272,7 +261,6 @@ def test_an_index_that_someone_holds_is_no_damaged_one(
 
 
 def test_everything_is_private(tmp_path: Path) -> None:
-    """The folder and what the tier puts there, whatever the umask says."""
     folder = tmp_path / "new" / "cache"
     before = os.umask(0)
     try:
@@ -293,7 +281,6 @@ def test_everything_is_private(tmp_path: Path) -> None:
 def test_folder_that_others_can_write_to_is_refused(
     tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """State in it may be another user's; an empty one is made private."""
     monkeypatch.setattr(ownership, "_is_own_group", lambda _: False)
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -312,7 +299,6 @@ def test_folder_that_others_can_write_to_is_refused(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    """Its owner could put state there, whatever its mode is."""
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o755)
     os.chown(folder, 4321, -1)
@@ -326,7 +312,6 @@ def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_other_things_keeps_its_mode(tmp_path: Path) -> None:
-    """It may be a home."""
     (tmp_path / "foreign").touch()
     tmp_path.chmod(0o755)
     with opened(tmp_path):
@@ -334,7 +319,6 @@ def test_a_folder_with_other_things_keeps_its_mode(tmp_path: Path) -> None:
 
 
 def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
-    """Also one above it, and a link in the place of the lock or of the index."""
     (tmp_path / "file").write_bytes(b"precious")
     refuse(tmp_path / "file")
     refuse(tmp_path / "file" / "below")
@@ -349,14 +333,12 @@ def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_may_not_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is tried; root, whom modes do not stop, sees it as well."""
     made(tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "it cannot be written" in refuse(tmp_path)
 
 
 def test_two_tiers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
-    """The second gets nothing and breaks nothing; after the first it may."""
     with opened(tmp_path) as tier:
         kept = write(tier, job())
         with pytest.raises(FolderInUseError, match=str(tmp_path)):
@@ -368,7 +350,6 @@ def test_two_tiers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
 
 
 def test_two_processes_exclude_each_other(tmp_path: Path) -> None:
-    """Until the holder dies, however it does."""
     with child(tmp_path, "busy") as process:
         try:
             assert process.stdout is not None

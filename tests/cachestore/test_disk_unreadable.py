@@ -48,13 +48,11 @@ class Clock:
         self.now = 1000.0
 
     def __call__(self) -> float:
-        """Tell the time in seconds."""
         return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Have files rest, and warnings be silent, until the test says so."""
     moved = Clock()
     monkeypatch.setattr(page_in, "_clock", moved)
     monkeypatch.setattr(disk_tier, "_clock", moved)
@@ -81,7 +79,6 @@ def failing(number: int, asked: list[str], which: str = "") -> Callable[..., int
 def test_what_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Says nothing of what it holds."""
     path = tmp_path / new_name()
     nbytes, checksum = write_file(tmp_path, path.name, payload())
     with monkeypatch.context() as patched:
@@ -95,7 +92,6 @@ def test_what_cannot_be_opened(
 def test_each_step_of_reading_may_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A descriptor is given back whatever fails."""
     path = tmp_path / new_name()
     nbytes, checksum = write_file(tmp_path, path.name, payload())
 
@@ -156,7 +152,6 @@ def test_it_is_a_miss_that_deletes_nothing(
 def test_a_whole_state_that_cannot_be_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    """An earlier one serves meanwhile."""
     world = PagedWorld(HYBRID, folder, interval=20)
     world.serve(range(50))
     world.page_out()
@@ -178,7 +173,6 @@ def test_a_whole_state_that_cannot_be_read(
 def test_what_cannot_be_loaded_after_it_was_verified(
     folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, error: Exception
 ) -> None:
-    """Is a miss that deletes nothing either, and is warned of once."""
     world = long_world(folder)
     files = world.tier.files()
 
@@ -220,7 +214,6 @@ def test_damage_beside_what_cannot_be_read(
 def test_thousands_are_warned_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    """Then once a minute at most, with how many there were."""
     with opened(tmp_path) as tier:
         records = write(tier, *map(job, range(3)))
         with monkeypatch.context() as patched, structlog.testing.capture_logs() as logs:
@@ -300,7 +293,6 @@ def test_a_start_that_fails_deletes_nothing(
 def test_an_index_that_sqlite_cannot_read_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    """What SQLite says of a disk is no judgement of the file."""
     kept = made(tmp_path)
     said = sqlite3.OperationalError("the disk")
     said.sqlite_errorcode = getattr(sqlite3, code)
@@ -321,7 +313,6 @@ def test_an_index_that_sqlite_cannot_read_is_left_alone(
 def test_a_file_that_cannot_be_looked_at_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its record, or without: its size may be right."""
     kept = made(tmp_path)
     orphan = new_name()
     (tmp_path / orphan).write_bytes(b"123")
@@ -342,7 +333,6 @@ def test_a_file_that_cannot_be_looked_at_stays(
 
 
 def test_a_process_without_descriptors_deletes_nothing(tmp_path: Path) -> None:
-    """Whatever it still can open: at a start, while it reads, and while it writes."""
     command = [sys.executable, "-m", "tests.cachestore.starved", str(tmp_path / "disk")]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)

@@ -1,4 +1,4 @@
-"""What is forgotten under pressure, in which order, and what never is."""
+"""Eviction under pressure: its order, and the state that always stays."""
 
 from collections.abc import Iterator
 
@@ -13,17 +13,7 @@ from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace
 
 from .conftest import MakeWorld
-from .fakes import (
-    EXACT,
-    HYBRID,
-    KV,
-    NAMESPACE,
-    RECURRENT,
-    STACKS,
-    Stack,
-    TokenIds,
-    World,
-)
+from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, STACKS, Stack, TokenIds, World
 from .fakes import conversation as fresh
 
 SYSTEM = tuple(range(40))
@@ -51,7 +41,6 @@ def chat(world: World, seed: int, turns: int) -> TokenIds:
 
 
 def test_one_byte_costs_one_token(make_world: MakeWorld) -> None:
-    """An edge is cut from its deep end by as much as is needed, and by no more (L7)."""
     world = make_world(KV, each=1024)
     history = fresh(1, 1000)
     world.serve(history)
@@ -66,7 +55,6 @@ def test_one_byte_costs_one_token(make_world: MakeWorld) -> None:
 @settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 9), st.integers(0, 600))
 def test_a_cut_frees_enough_and_less_than_a_token_more(length: int, each: int, budget: int) -> None:
-    """For any length and size the budget is met, and met closely."""
     world = World(KV, each=each)
     world.serve(fresh(1, length))
     before = world.cache.tries.size.nbytes
@@ -77,7 +65,6 @@ def test_a_cut_frees_enough_and_less_than_a_token_more(length: int, each: int, b
 
 
 def test_one_byte_never_costs_a_conversation(world: World) -> None:
-    """Of an exact stack one old checkpoint goes, of another one token."""
     history = chat(world, 100, 6)
     full = world.probe([*history, 1])[1]
     world.cache.evict(world.cache.tries.size.nbytes - 1)
@@ -100,7 +87,6 @@ def test_squeezing_never_breaks_what_is_left(world: World) -> None:
 
 
 def test_the_oldest_conversation_goes_first(world: World) -> None:
-    """While the least recently used one has anything left, the others lose nothing."""
     histories = [(*fresh(seed, 50), *fresh(10 + seed, 70)) for seed in range(1, 4)]
     for history in histories:
         world.serve(history[:50], history[50:])
@@ -118,7 +104,6 @@ def test_the_oldest_conversation_goes_first(world: World) -> None:
 
 
 def test_a_probe_is_a_use(make_world: MakeWorld) -> None:
-    """Recency is refreshed on a hit, as the name of the order promises."""
     world = make_world(KV)
     world.serve(fresh(1, 50))
     world.serve(fresh(2, 50))
@@ -132,7 +117,6 @@ def test_a_probe_is_a_use(make_world: MakeWorld) -> None:
 def test_of_one_request_the_deepest_checkpoint_goes_first(
     make_world: MakeWorld, stack: Stack
 ) -> None:
-    """The shallow ones, which others can share, stay the longest (L8)."""
     world = make_world(stack, interval=50)
     world.serve(fresh(1, 240))
     seen = [world.checkpoints()]
@@ -163,7 +147,6 @@ def test_the_system_prompt_of_a_long_conversation_is_not_the_first_victim(
 def test_a_junction_outlives_older_checkpoints_of_those_that_part_there(
     make_world: MakeWorld, stack: Stack
 ) -> None:
-    """Its checkpoint ages with the newest of them, though it is used once only."""
     world = make_world(stack)
     shared = [*SYSTEM, *fresh(1, 20)]
     branches = [[*shared, *fresh(2, 20)], [*shared, *fresh(3, 20)]]
@@ -214,7 +197,6 @@ def test_no_budget_reaches_what_is_leased(world: World) -> None:
 
 
 def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:
-    """The checkpoint would be lost with it, uncounted; it goes first, and on its own."""
     world = make_world(HYBRID)
     world.serve(SYSTEM, fresh(1, 63))
     assert world.checkpoints() == [39, 103]
@@ -226,7 +208,6 @@ def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:
 
 
 def test_clear_forgets_everything_of_everyone(world: World) -> None:
-    """No stale path survives, in no namespace."""
     for tenant in "abc":
         chat_namespace = Namespace(tenant)
         world.serve(SYSTEM, fresh(1, 70), namespace=chat_namespace)
@@ -237,7 +218,6 @@ def test_clear_forgets_everything_of_everyone(world: World) -> None:
 
 
 def test_pressure_of_one_tenant_takes_what_is_oldest_of_all(world: World) -> None:
-    """The order goes over all tries, not trie by trie."""
     namespaces = [Namespace(tenant) for tenant in "abc"]
     for namespace in namespaces:
         world.serve(SYSTEM, fresh(1, 70), namespace=namespace)
@@ -248,7 +228,6 @@ def test_pressure_of_one_tenant_takes_what_is_oldest_of_all(world: World) -> Non
 
 
 def test_an_eviction_is_one_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred victims cost one walk over the nodes, not a hundred."""
     for seed in range(1, 101):
         world.serve(fresh(seed, 30))
     walks = 0
@@ -277,7 +256,6 @@ def test_no_walk_without_pressure(world: World, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_victims_come_in_order_and_never_retained(world: World) -> None:
-    """Oldest first, of equals the deepest, and nothing of a leased path."""
     chat(world, 100, 3)
     history = chat(world, 2000, 3)
     sequence = world.begin([*history, 1])
@@ -336,7 +314,6 @@ def test_a_stack_without_spans_keeps_no_tokens_that_lead_nowhere(make_world: Mak
 
 @pytest.mark.parametrize("budget", [0, 300, 2000])
 def test_the_budget_holds_whenever_nobody_is_there(make_world: MakeWorld, budget: int) -> None:
-    """After each request that ran alone the stored bytes are within it."""
     for stack in STACKS:
         world = make_world(stack, budget=budget)
         for seed in range(30):

@@ -11,7 +11,6 @@ from umbel.cachestore.trie import RadixTrie
 
 
 def record(number: int, start: int, end: int, kind: RecordKind = RecordKind.SPAN) -> Record:
-    """Describe a file that nobody reads."""
     own = as_tokens(range(start, end)).tobytes()
     return Record(
         id=number,
@@ -31,7 +30,6 @@ def record(number: int, start: int, end: int, kind: RecordKind = RecordKind.SPAN
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
 def test_files_are_counted(uses: list[tuple[int, bool]]) -> None:
-    """What nobody refers to any more is told once; bytes are those of what is in use."""
     kinds = list(RecordKind)
     records = [record(number, 0, 5, kinds[number % 2]) for number in range(5)]
     files, held, ever = FileUse(), Counter[int](), set[int]()

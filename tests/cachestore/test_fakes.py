@@ -8,7 +8,6 @@ from .fakes import EXACT, HYBRID, KV, NAMESPACE, FakeCheckpoint, FakeSpan, Regis
 
 
 def test_a_closed_span_cannot_be_used_or_closed_again() -> None:
-    """Whatever the cache does with state that it gave away fails a test at once."""
     registry = Registry()
     span = FakeSpan(registry, [1, 2, 3])
     assert (span.length, span.nbytes) == (3, 12)
@@ -19,7 +18,6 @@ def test_a_closed_span_cannot_be_used_or_closed_again() -> None:
 
 
 def test_split_and_merge_take_ownership() -> None:
-    """The halves replace the whole, and the whole the halves: nothing is held twice."""
     registry = Registry()
     whole = FakeSpan(registry, [1, 2, 3])
     left, right = whole.split(1)
@@ -32,7 +30,6 @@ def test_split_and_merge_take_ownership() -> None:
 
 
 def test_a_checkpoint_rewinds_only_until_its_window_wraps() -> None:
-    """A ring forgets nothing before it wraps; a recurrent state always does."""
     registry = Registry()
     early = FakeCheckpoint(registry, range(16), window=16)
     assert early.restore(3) == (0, 1, 2)
@@ -46,7 +43,6 @@ def test_a_checkpoint_rewinds_only_until_its_window_wraps() -> None:
 
 
 def test_the_fixture_sees_a_lease_that_is_never_closed() -> None:
-    """A leaked lease retains its path for ever; no test may pass with one."""
     world = World(KV)
     sequence = world.begin([1, 2, 3])
     with pytest.raises(AssertionError, match="a lease was never closed"):
@@ -57,7 +53,6 @@ def test_the_fixture_sees_a_lease_that_is_never_closed() -> None:
 
 @pytest.mark.parametrize("stack", [KV, HYBRID], ids=lambda stack: stack.name)
 def test_the_fixture_sees_a_span_that_is_never_closed(stack: Stack) -> None:
-    """A leaked span is memory that no budget covers."""
     world = World(stack)
     FakeSpan(world.registry, [1])
     with pytest.raises(AssertionError):
@@ -66,7 +61,6 @@ def test_the_fixture_sees_a_span_that_is_never_closed(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
 def test_the_fixture_sees_a_checkpoint_that_is_never_closed(stack: Stack) -> None:
-    """A leaked checkpoint is the most expensive leak of all."""
     world = World(stack)
     world.checkpoint([1, 2])
     with pytest.raises(AssertionError):
@@ -74,7 +68,6 @@ def test_the_fixture_sees_a_checkpoint_that_is_never_closed(stack: Stack) -> Non
 
 
 def test_a_world_sees_state_of_other_tokens() -> None:
-    """The content check is what makes all the other tests mean something."""
     world = World(KV)
     world.serve([1, 2, 3, 4])
     node = world.node(4)

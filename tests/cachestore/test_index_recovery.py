@@ -60,7 +60,6 @@ def whole(number: int, tokens: Tokens, *, spans: bool) -> Record:
 
 
 def recovered(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> PrefixCache:
-    """Recall records that must all be of use."""
     cache = PrefixCache(stack.layout, budget=PLENTY, longest=longest)
     ascending = sorted(records, key=lambda record: record.start)
     assert recover_index(cache, ascending, FINGERPRINT) == []
@@ -69,7 +68,6 @@ def recovered(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> Pr
 
 
 def extents(cache: PrefixCache) -> list[tuple[int, int, int]]:
-    """List which file has what, ascending."""
     return sorted(
         (extent.start, extent.stop, extent.record.id)
         for trie in cache.tries
@@ -115,7 +113,6 @@ def test_what_is_recovered_is_what_was_there(
 
 
 def test_recency_is_that_of_the_last_use(folder: Path) -> None:
-    """What was written first and used last is not the first to go after a restart."""
     world = PagedWorld(EVERYTHING, folder)
     for number in range(3):
         world.serve(range(100 * number, 100 * number + 30))
@@ -140,7 +137,6 @@ def _by_recency(world: PagedWorld) -> list[int]:
 
 
 def test_orphans_are_collected(folder: Path) -> None:
-    """What comes after a file that is gone is of no use, and is removed."""
     world = PagedWorld(KV, folder)
     world.serve(range(50))
     world.write_all()
@@ -160,7 +156,6 @@ def test_orphans_are_collected(folder: Path) -> None:
 
 
 def test_tenants_do_not_mix() -> None:
-    """One tenant's record is no other's beginning, were the tokens the same."""
     path = as_tokens(range(30))
     cache = PrefixCache(KV.layout, budget=PLENTY)
     records = [span(1, path[:10], 0), span(2, path, 10, tenant="other")]
@@ -174,7 +169,6 @@ def test_tenants_do_not_mix() -> None:
 
 
 def test_the_tokens_before_decide_where_a_record_belongs() -> None:
-    """Two paths may have the same tokens at the same offset."""
     one, other = as_tokens([*range(10), 7, 8]), as_tokens([*range(50, 60), 7, 8])
     cache = recovered(span(1, one[:10], 0), span(2, other[:10], 0), span(3, one, 10))
     trie = cache.tries.get(NAMESPACE)
@@ -199,7 +193,6 @@ def test_duplicates_are_collected() -> None:
 
 
 def test_long_records_become_short_nodes() -> None:
-    """What is read and cut at once is no longer than what may be copied."""
     path = as_tokens(range(30))
     cache = recovered(span(1, path[:25], 0), span(2, path, 25), longest=10)
     assert extents(cache) == [(0, 10, 1), (10, 20, 1), (20, 25, 1), (25, 30, 2)]
@@ -209,7 +202,6 @@ def test_long_records_become_short_nodes() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_whole_states_of_stacks_without_spans(order: tuple[int, ...]) -> None:
-    """Each brings its own tokens, in whichever order they come."""
     path = as_tokens(range(30))
     fork = as_tokens([*range(10), *range(90, 99)])
     records = [whole(1, path, spans=False), whole(2, path[:12], spans=False)]
@@ -226,7 +218,6 @@ def test_whole_states_of_stacks_without_spans(order: tuple[int, ...]) -> None:
 
 
 def test_whole_states_need_their_spans() -> None:
-    """A checkpoint whose spans are lost is of no use; with them it is where it was."""
     path = as_tokens(range(30))
     alone = whole(1, path[:12], spans=True)
     cache = PrefixCache(EVERYTHING.layout, budget=PLENTY)
@@ -240,7 +231,6 @@ def test_whole_states_need_their_spans() -> None:
 
 @pytest.mark.parametrize("layout", [KV.layout, RECURRENT.layout, EVERYTHING.layout])
 def test_what_makes_no_sense_is_collected(layout: Layout) -> None:
-    """A damaged index costs what it describes, and no start."""
     path = as_tokens(range(30))
     bad = [
         span(1, path, 0, tokens=path[:29].tobytes()),
@@ -268,7 +258,6 @@ FIELDS: dict[str, object] = {
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("layout", [KV.layout, RECURRENT.layout, EVERYTHING.layout])
 def test_each_field_of_a_record_counts(layout: Layout, field: str) -> None:
-    """One that is not what was written is of no use; what comes before it stays."""
     path, before = as_tokens(range(20)), as_tokens(range(1, 11))
     records = [span(1, path[:10], 0), span(2, before, 0), span(3, path, 10)]
     records += [span(number, path[: number - 3], 0, tenant=OTHER.tenant) for number in (12, 13)]
@@ -279,13 +268,11 @@ def test_each_field_of_a_record_counts(layout: Layout, field: str) -> None:
 
 
 def test_another_models_record_is_of_no_use() -> None:
-    """Were it for the fingerprint in its row alone, it would be this one's."""
     record = span(1, as_tokens(range(20)), 0)
     assert recover_index(PrefixCache(KV.layout, budget=PLENTY), [record], "another") == [record]
 
 
 def test_any_bit_of_a_records_own_tokens() -> None:
-    """None is taken for another path; what goes on from it is of no use either."""
     path = as_tokens(np.random.default_rng(1).integers(0, 150_000, 40))
     first, second = span(1, path[:25], 0), span(2, path, 25)
     for bit in range(8 * len(first.tokens)):
@@ -298,7 +285,6 @@ def test_any_bit_of_a_records_own_tokens() -> None:
 
 
 def test_long_conversations_are_recovered_in_little_memory() -> None:
-    """The paths before thousands of records are not kept, one after the other."""
     path = as_tokens(range(60_000))
     ends = range(100, 60_001, 100)
     records = [span(end, path[:end], end - 100) for end in ends]

@@ -36,7 +36,7 @@ PLACES = [
 
 
 class PanicError(BaseException):
-    """What native code may raise."""
+    """Error that native code may raise."""
 
 
 def request(world: World, tokens: tuple[int, ...]) -> None:
@@ -57,7 +57,6 @@ def request(world: World, tokens: tuple[int, ...]) -> None:
 def test_lease_closes_whatever_is_raised(
     place: tuple[Any, str], call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No path is retained for ever, and no captured checkpoint is counted for ever."""
     world, calls = World(HYBRID, budget=400), iter(range(1 << 30))
     owner, name = place
     works = getattr(owner, name)

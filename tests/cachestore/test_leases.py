@@ -14,7 +14,6 @@ from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, SLIDING, FakeSpan, S
 
 
 def test_closing_is_idempotent(world: World) -> None:
-    """A second close does nothing, except to free the span that it was given."""
     sequence = world.begin(range(10)).prefill()
     sequence.close()
     sequence.lease.close()
@@ -25,7 +24,6 @@ def test_closing_is_idempotent(world: World) -> None:
 
 
 def test_an_exception_gives_back_the_path_and_keeps_nothing(world: World) -> None:
-    """State that a failing request has computed cannot be trusted."""
     world.serve(range(10))
     before = world.cache.tries.statistics()
     sequence = world.begin(range(30), (20, Reason.MESSAGE)).prefill()
@@ -44,7 +42,6 @@ def test_an_exception_gives_back_the_path_and_keeps_nothing(world: World) -> Non
 
 
 def test_a_closed_lease_gives_nothing_out(world: World) -> None:
-    """Its path may be evicted at any time: what it would give out may be freed."""
     sequence = world.begin(range(10))
     sequence.fail()
     with pytest.raises(LeaseClosedError):
@@ -58,7 +55,6 @@ def test_a_closed_lease_gives_nothing_out(world: World) -> None:
 
 
 def test_captured_checkpoints_are_given_up_one_by_one(make_world: MakeWorld) -> None:
-    """The least useful first, with their bytes; where none is left that is said."""
     world = make_world(HYBRID, interval=10)
     sequence = world.begin(range(41), (30, Reason.SYSTEM)).prefill()
     lease, ledger = sequence.lease, world.cache.ledger
@@ -86,7 +82,6 @@ def test_an_empty_prompt_is_refused(world: World) -> None:
 
 
 def test_at_least_one_token_is_left(world: World) -> None:
-    """Also a prompt of one token that is known has its logits to compute."""
     world.serve([1], [2, 3, 4])
     assert world.probe([1]) == (1 if world.stack.kv else 0, 0)
     assert world.probe([1])[1] == 0
@@ -102,7 +97,6 @@ def test_namespaces_never_see_each_other(world: World) -> None:
 
 
 def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
-    """Tenants come and go; an empty trie for each that ever came would be a leak."""
     for tenant in range(20):
         world.probe(range(5), namespace=Namespace(str(tenant)))
     assert len(world.cache.tries) == 0
@@ -115,7 +109,6 @@ def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
 
 
 def test_a_lease_survives_what_others_do_to_its_path(world: World) -> None:
-    """Others split, extend, and evict around it; its state stays that of its prompt."""
     world.serve(range(60))
     holder = world.begin(range(61)).prefill()
     assert holder.cached == (60 if world.stack is KV else 59)
@@ -130,7 +123,6 @@ def test_a_lease_survives_what_others_do_to_its_path(world: World) -> None:
 
 
 def test_concurrent_requests_over_one_prompt_store_it_once(world: World) -> None:
-    """Both compute it, since neither could know; the second one's copy is freed."""
     first, second = world.begin(range(30)).prefill(), world.begin(range(30)).prefill()
     first.close()
     before = world.cache.tries.size.nbytes
@@ -140,7 +132,6 @@ def test_concurrent_requests_over_one_prompt_store_it_once(world: World) -> None
 
 
 def test_a_request_that_got_further_than_another_adds_only_what_is_new(world: World) -> None:
-    """Its span is cut where the trie ends by now, not where it ended at its begin."""
     world.serve(range(10))
     longer, shorter = world.begin(range(40)).prefill(), world.begin(range(20)).prefill()
     shorter.close()
@@ -174,7 +165,6 @@ def test_a_lease_holds_no_more_checkpoints_than_it_may_leave(make_world: MakeWor
 
 
 def test_none_are_left_where_none_may_be(make_world: MakeWorld) -> None:
-    """With a limit of zero nothing is captured, and nothing breaks."""
     world = make_world(HYBRID, kept=0)
     assert world.serve(range(40), range(50, 150)) == 0
     assert world.serve(range(40)) == 0
@@ -185,7 +175,6 @@ def test_none_are_left_where_none_may_be(make_world: MakeWorld) -> None:
 def test_a_checkpoint_outside_of_what_was_computed_is_dropped(
     make_world: MakeWorld, offset: int
 ) -> None:
-    """No node claims an offset that was never written; the root holds nothing."""
     world = make_world(HYBRID)
     sequence = world.begin(range(41)).prefill()
     sequence.lease.capture(world.checkpoint(range(offset)), Reason.JUNCTION)
@@ -213,7 +202,6 @@ def test_a_span_of_the_wrong_length_is_refused(
 
 
 def test_a_span_of_a_stack_without_such_is_refused(make_world: MakeWorld) -> None:
-    """The layout is a promise of the model."""
     world = make_world(RECURRENT)
     lease = world.cache.begin(NAMESPACE, as_tokens(range(31)))
     with pytest.raises(CacheError, match="a span of 30 tokens"):
@@ -221,7 +209,6 @@ def test_a_span_of_a_stack_without_such_is_refused(make_world: MakeWorld) -> Non
 
 
 def test_tokens_of_another_path_are_refused(world: World) -> None:
-    """State computed over one prefix must not be filed under another."""
     world.serve(range(20))
     lease = world.cache.begin(NAMESPACE, as_tokens(range(30)))
     other = range(500, 530)
@@ -232,7 +219,6 @@ def test_tokens_of_another_path_are_refused(world: World) -> None:
 
 
 def test_a_request_cancelled_before_it_computed_anything_changes_nothing(world: World) -> None:
-    """Whether it hands over its restored tokens, none at all, or does not hand over."""
     world.serve(range(20))
     before = world.cache.tries.statistics()
     for tokens in (range(19), range(0), None):
@@ -245,7 +231,6 @@ def test_a_request_cancelled_before_it_computed_anything_changes_nothing(world: 
 
 
 def test_a_rewinding_checkpoint_below_the_match_is_retained(make_world: MakeWorld) -> None:
-    """It is what the lease restores from, so nobody may evict it before it is restored."""
     world = make_world(SLIDING)
     world.serve(range(13))
     world.serve([*range(8), 50, 51], [*range(52, 62)])
@@ -260,7 +245,6 @@ def test_a_rewinding_checkpoint_below_the_match_is_retained(make_world: MakeWorl
 
 
 def test_an_exact_checkpoint_is_preferred_to_one_that_rewinds(make_world: MakeWorld) -> None:
-    """It needs no search and retains nothing beyond the match."""
     world = make_world(SLIDING)
     world.serve(range(10))
     world.serve(range(13))
@@ -310,7 +294,6 @@ def test_resuming_at_a_node_end_copies_nothing(world: World) -> None:
 
 
 def test_the_lease_of_a_root_is_known_to_the_checker(world: World) -> None:
-    """A cold request holds no node, and yet its namespace."""
     sequence = world.begin([1, 2, 3])
     assert check.problems(world.cache) == []
     assert world.cache.leases == {sequence.lease}
@@ -320,7 +303,6 @@ def test_the_lease_of_a_root_is_known_to_the_checker(world: World) -> None:
 
 
 def test_a_cut_is_noticed_though_another_namespace_is_dropped(make_world: MakeWorld) -> None:
-    """What reads leased spans asks for them anew after each cut, whatever else has gone."""
     world = make_world(KV)
     other = Namespace("other")
     world.serve(range(10), namespace=other)

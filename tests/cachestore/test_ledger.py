@@ -13,7 +13,6 @@ ENTRIES = st.lists(
 
 @given(st.lists(st.sampled_from(list(Kind)), min_size=5, max_size=5), ENTRIES)
 def test_all_sums_agree(kinds: list[Kind], entries: list[tuple[int, str, Size]]) -> None:
-    """The total is that of the accounts and that of the kinds, after every entry."""
     ledger = Ledger()
     accounts = [ledger.account(kind) for kind in kinds]
     for which, how, size in entries:
@@ -39,7 +38,6 @@ def test_all_sums_agree(kinds: list[Kind], entries: list[tuple[int, str, Size]])
 
 
 def test_within_looks_at_both() -> None:
-    """Many small buffers are as much too much as many bytes."""
     limit = Size(10, 2)
     assert Size(10, 2).within(limit)
     assert not Size(11, 0).within(limit)

@@ -1,4 +1,4 @@
-"""What is written where it lies: in memory until it is written, counted, and bounded."""
+"""State written where it lies: in memory until it is written, counted, and bounded."""
 
 from pathlib import Path
 
@@ -12,12 +12,10 @@ from .pager_tools import PagedWorld, written
 
 
 def paging(world: PagedWorld) -> int:
-    """Bytes that only the writer has."""
     return world.cache.ledger.held(Kind.PAGING).nbytes
 
 
 def test_what_is_written_where_it_lies_is_counted_whole(folder: Path) -> None:
-    """A little of a long storage keeps all of that in memory, and is not copied."""
     world = PagedWorld(KV, folder)
     world.serve(range(1000))
     world.write_all()
@@ -38,7 +36,6 @@ def test_what_is_written_where_it_lies_is_counted_whole(folder: Path) -> None:
 
 
 def test_what_stays_beside_what_was_given_up_is_counted_twice(folder: Path) -> None:
-    """It is copied, and the writer has the storage that it was copied from."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     kept = world.begin([*range(60), 777])
@@ -57,7 +54,6 @@ def test_what_stays_beside_what_was_given_up_is_counted_twice(folder: Path) -> N
 
 
 def test_what_lies_with_what_is_written_is_not_evicted(folder: Path) -> None:
-    """That would free nothing, and copy the rest. Once it is written, it goes."""
     world = PagedWorld(KV, folder, queue=1)
     world.serve(range(100))
     world.begin([*range(60), 777]).fail()
@@ -79,7 +75,6 @@ def test_what_lies_with_what_is_written_is_not_evicted(folder: Path) -> None:
 
 
 def test_no_more_is_lent_than_may_wait(folder: Path) -> None:
-    """However little of each storage is written."""
     world = PagedWorld(KV, folder, queue=8000)
     for number in range(1, 4):
         world.serve(conversation(number, 500))
@@ -118,7 +113,6 @@ def test_a_storage_is_lent_once(folder: Path) -> None:
 
 
 def test_what_is_lent_stays_so_wherever_it_lies(folder: Path) -> None:
-    """What is joined with other state leaves a storage that the writer still has."""
     world = PagedWorld(KV, folder, longest=40)
     world.serve(range(40))
     world.write_all()
@@ -139,7 +133,6 @@ def test_what_is_lent_stays_so_wherever_it_lies(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["fails", "refused", "given up"])
 def test_what_is_not_written_is_not_lent_any_more(folder: Path, how: str) -> None:
-    """Whether the write failed, waited for a disk that takes nothing, or nobody wants it."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     span = world.node(100).span

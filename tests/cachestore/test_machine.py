@@ -35,11 +35,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
 
     def pick(self, number: int) -> FakeSequence:
-        """Choose an open request."""
         return self.world.sequences[number % len(self.world.sequences)]
 
     def has_open(self) -> bool:
-        """Whether a request is open."""
         return bool(self.world.sequences)
 
     def begin(self, namespace: Namespace, prompt: list[int], at: int, reason: Reason) -> None:
@@ -56,12 +54,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(always=st.sampled_from([1, 6, 256]))
     def start(self, always: int) -> None:
-        """Join what is short whatever is beside it, or nearly never."""
         self.patch.setattr(compaction, "_ALWAYS", always)
 
     @rule(namespace=NAMESPACES, prompt=TOKENS, at=st.integers(0, 20), reason=REASONS)
     def begin_new(self, namespace: Namespace, prompt: list[int], at: int, reason: Reason) -> None:
-        """A conversation starts."""
         self.begin(namespace, prompt, at, reason)
 
     @precondition(lambda self: self.world.closed)
@@ -73,34 +69,29 @@ class CacheMachine(RuleBasedStateMachine):
         reason=REASONS,
     )
     def branch(self, which: int, cut: int, new: list[int], at: int, reason: Reason) -> None:
-        """A conversation goes on, is edited, or forks."""
         namespace, tokens = self.world.closed[-1 - which % len(self.world.closed)]
         self.begin(namespace, [*tokens[:cut], *new], at, reason)
 
     @precondition(has_open)
     @rule(number=PICK)
     def repeat(self, number: int) -> None:
-        """The same prompt comes again while it is being served."""
         sequence = self.pick(number)
         self.begin(sequence.namespace, list(sequence.prompt), 5, Reason.SYSTEM)
 
     @precondition(has_open)
     @rule(number=PICK, more=st.integers(1, 30))
     def prefill(self, number: int, more: int) -> None:
-        """A chunk of a prompt is computed."""
         sequence = self.pick(number)
         sequence.prefill(len(sequence.state) + more)
 
     @precondition(has_open)
     @rule(number=PICK, answer=TOKENS, times=st.sampled_from([1, 1, 8]))
     def decode(self, number: int, answer: list[int], times: int) -> None:
-        """Some tokens are generated."""
         self.pick(number).prefill().decode(answer * times)
 
     @precondition(has_open)
     @rule(number=PICK)
     def finish(self, number: int) -> None:
-        """A request ends well."""
         self.pick(number).prefill().finish()
 
     @precondition(has_open)
@@ -114,22 +105,18 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(has_open)
     @rule(number=PICK)
     def fail(self, number: int) -> None:
-        """A request fails."""
         self.pick(number).fail()
 
     @rule(percent=st.integers(0, 100))
     def evict(self, percent: int) -> None:
-        """Some of what is stored is forgotten."""
         self.world.cache.evict(self.world.cache.tries.size.nbytes * percent // 100)
 
     @rule(budget=st.sampled_from([0, 100, 400, 1 << 30]))
     def press(self, budget: int) -> None:
-        """The budget changes."""
         self.world.cache.budget = budget
 
     @rule()
     def clear(self) -> None:
-        """Everything is forgotten that nobody holds."""
         self.world.cache.clear()
         held = {id(node) for lease in self.world.cache.leases for node in lease.deepest.path()}
         left = [node for trie in self.world.cache.tries for node in trie.nodes()]
@@ -137,11 +124,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        """All invariants, all contents, all bytes."""
         self.world.check()
 
     def teardown(self) -> None:
-        """Whatever happened, everything is given back."""
         self.patch.undo()
         for sequence in list(self.world.sequences):
             sequence.close()
@@ -149,11 +134,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def test_any_order_of_operations(stack: Stack) -> None:
-    """No sequence of requests, cancellations and evictions leaves the cache unsound."""
-
     class OverThisStack(CacheMachine):
-        """The machine of one stack."""
-
         def __init__(self) -> None:
             super().__init__(stack)
 

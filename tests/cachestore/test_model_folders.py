@@ -30,17 +30,14 @@ def fill(folder: Path, fingerprint: str, *used: int) -> list[Record]:
 
 
 def rest_since(folder: Path, seconds: float) -> None:
-    """Say when a folder was last used."""
     os.utime(folder / INDEX, (seconds, seconds))
 
 
 def files(folder: Path) -> set[str]:
-    """The files of state in a folder."""
     return {path.name for path in folder.glob("*.safetensors")}
 
 
 def test_models_have_folders_of_their_own(tmp_path: Path) -> None:
-    """The name is readable, whatever is in it, and no model's state is another's."""
     folders = ModelFolders(tmp_path, ["org/x", "y"], 1000)
     x, y = folders.take("org/x", A), folders.take("y", B)
     fill(x, A, 1)
@@ -53,7 +50,6 @@ def test_models_have_folders_of_their_own(tmp_path: Path) -> None:
 
 
 def test_one_daemon_has_the_root(tmp_path: Path) -> None:
-    """A second one is kept out before it loads a model."""
     first = ModelFolders(tmp_path, ["x"])
     with pytest.raises(FolderInUseError):
         ModelFolders(tmp_path, ["y"])
@@ -62,7 +58,6 @@ def test_one_daemon_has_the_root(tmp_path: Path) -> None:
 
 
 def test_a_model_under_another_name_keeps_its_state(tmp_path: Path) -> None:
-    """The folder is renamed, unless a configured model has its name."""
     kept = fill(tmp_path / f"old-{A}", A, 1)
     folders = ModelFolders(tmp_path, ["new", "again"])
     new, again = folders.take("new", A), folders.take("again", A)
@@ -80,7 +75,6 @@ def test_a_model_under_another_name_keeps_its_state(tmp_path: Path) -> None:
 
 
 def test_what_rests_longest_goes_first(tmp_path: Path) -> None:
-    """Over the budget, and no more than is needed; what was used last stays."""
     old, new = tmp_path / f"old-{A}", tmp_path / f"new-{B}"
     olds, news = fill(old, A, 30, 10, 20), fill(new, B, 1, 2, 3)
     rest_since(old, 1000)
@@ -97,7 +91,6 @@ def test_what_rests_longest_goes_first(tmp_path: Path) -> None:
 
 
 def test_no_more_goes_than_is_needed(tmp_path: Path) -> None:
-    """The files that were used longest ago, whole ones."""
     kept = fill(tmp_path, A, 30, 10, 20)
     nbytes = kept[0].nbytes
     assert trim(tmp_path, A, nbytes + 1) == 2 * nbytes
@@ -109,7 +102,6 @@ def test_no_more_goes_than_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_loaded_models_folder_is_not_trimmed(tmp_path: Path) -> None:
-    """Neither that of this daemon, nor one that another process has."""
     mine, other = tmp_path / f"mine-{A}", tmp_path / f"other-{B}"
     fill(mine, A, 1)
     fill(other, B, 1)
@@ -124,7 +116,6 @@ def test_a_loaded_models_folder_is_not_trimmed(tmp_path: Path) -> None:
 
 
 def test_a_closed_root_is_left_alone(tmp_path: Path) -> None:
-    """It may be another daemon's by then."""
     fill(tmp_path / f"x-{A}", A, 1)
     folders = ModelFolders(tmp_path, [])
     folders.close()
@@ -133,7 +124,6 @@ def test_a_closed_root_is_left_alone(tmp_path: Path) -> None:
 
 
 def path(tokens: bytes) -> bytes:
-    """The digest of a path of tokens."""
     hashed = hasher()
     hashed.update(tokens)
     digest: bytes = hashed.digest()
@@ -205,7 +195,6 @@ def test_state_of_an_older_umbel_is_moved(tmp_path: Path) -> None:
 
 
 def test_a_move_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
-    """The index comes last."""
     kept = fill(tmp_path, A, 1, 2)
     target = tmp_path / f"unnamed-{A}"
     target.mkdir()
@@ -216,7 +205,6 @@ def test_a_move_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
 
 
 def test_old_state_of_no_use_is_removed_with_a_warning(tmp_path: Path) -> None:
-    """It says how many bytes that were."""
     (kept,) = fill(tmp_path, A, 1)
     (tmp_path / INDEX).write_bytes(b"not a database" * 500)
     with structlog.testing.capture_logs() as logs:
@@ -227,7 +215,6 @@ def test_old_state_of_no_use_is_removed_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_state_of_a_newer_umbel_stays(tmp_path: Path) -> None:
-    """It is not touched, and the daemon goes on beside it."""
     (kept,) = fill(tmp_path, A, 1)
     with closing(sqlite3.connect(tmp_path / INDEX)) as database:
         database.execute("PRAGMA user_version = 999")

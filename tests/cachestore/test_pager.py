@@ -1,4 +1,4 @@
-"""What goes to the disk, in which order, and what that costs."""
+"""Writes to disk: their order, and their cost."""
 
 import sys
 from pathlib import Path
@@ -37,7 +37,6 @@ def stored_tokens(world: PagedWorld) -> list[int]:
 
 
 def test_only_what_is_new_is_written(folder: Path) -> None:
-    """A conversation that grows by 700 tokens costs the file of 700 tokens."""
     world = PagedWorld(KV, folder)
     talk = conversation(1, 5 * 700)
     for turn in range(1, 6):
@@ -52,7 +51,6 @@ def test_only_what_is_new_is_written(folder: Path) -> None:
 
 
 def test_a_node_that_grew_is_written_from_where_its_file_ends(folder: Path) -> None:
-    """Joining does not rewrite: a small turn becomes part of a node that is on disk."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.write_all()
@@ -65,7 +63,6 @@ def test_a_node_that_grew_is_written_from_where_its_file_ends(folder: Path) -> N
 
 
 def test_forks_splits_and_evictions_rewrite_nothing(folder: Path) -> None:
-    """Each token is written once, whatever becomes of the nodes."""
     world = PagedWorld(KV, folder)
     common = conversation(1, 100)
     for number in range(2, 6):
@@ -85,7 +82,6 @@ def test_forks_splits_and_evictions_rewrite_nothing(folder: Path) -> None:
 
 
 def test_what_is_cut_while_it_is_written_is_not_written_again(folder: Path) -> None:
-    """Both parts are under way, and both have the file when it is there."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.tier.slow = True
@@ -103,7 +99,6 @@ def test_what_is_cut_while_it_is_written_is_not_written_again(folder: Path) -> N
 
 
 def test_what_is_joined_while_it_is_written_stays_under_way(folder: Path) -> None:
-    """It is not evicted meanwhile, and what came to it is written as such."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.tier.slow = True
@@ -120,7 +115,6 @@ def test_what_is_joined_while_it_is_written_stays_under_way(folder: Path) -> Non
 
 
 def test_a_joined_child_waits_for_all_of_its_parent(folder: Path) -> None:
-    """That the beginning of the parent is under way is not enough."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.tier.slow = True
@@ -138,7 +132,6 @@ def test_a_joined_child_waits_for_all_of_its_parent(folder: Path) -> None:
 
 
 def test_whole_states_are_written_once(stack: Stack, folder: Path) -> None:
-    """Spans first; what is paged out and in again is not written again."""
     world = PagedWorld(stack, folder, interval=20)
     for turn in (30, 60, 90):
         world.serve(range(turn))
@@ -173,7 +166,6 @@ def follows(world: PagedWorld) -> None:
 
 
 def test_parents_are_written_first(stack: Stack, folder: Path) -> None:
-    """Also when many wait, and one at a time is taken."""
     world = PagedWorld(stack, folder, queue=1, longest=10, interval=10)
     for number in range(4):
         world.serve([*range(10 * number), *conversation(number + 1, 30)])
@@ -205,7 +197,6 @@ def test_a_child_is_not_kept_without_its_parent(folder: Path) -> None:
 
 
 def test_what_always_fails_holds_up_nobody(folder: Path) -> None:
-    """It is tried again, after all others."""
     world = PagedWorld(KV, folder)
     world.serve(conversation(1, 30))
     world.codec.poisoned = 1
@@ -238,7 +229,6 @@ def test_whole_states_follow_their_spans(folder: Path) -> None:
 
 
 def test_a_full_queue_is_not_exported_for_again_and_again(folder: Path) -> None:
-    """What was not taken waits until there is room."""
     world = PagedWorld(KV, folder, queue=1)
     for number in range(1, 4):
         world.serve(conversation(number, 30))
@@ -258,7 +248,6 @@ def test_a_full_queue_is_not_exported_for_again_and_again(folder: Path) -> None:
 def test_a_tier_that_takes_nothing_is_left_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it rests nothing is exported, and saving does not wait for it."""
     now = [0.0]
     monkeypatch.setattr(page_out, "_REST", 5.0)
     monkeypatch.setattr(page_out, "_clock", lambda: now[0])
@@ -279,7 +268,6 @@ def test_a_tier_that_takes_nothing_is_left_alone(
 
 
 def test_idle_steps_walk_nothing(folder: Path) -> None:
-    """With 5,000 clean nodes and nothing to do a step calls a handful of functions."""
     world = PagedWorld(KV, folder)
     trie = world.cache.tries.open(world.begin([1]).namespace)
     for number in range(5000):
@@ -303,7 +291,6 @@ def test_idle_steps_walk_nothing(folder: Path) -> None:
 
 
 def test_the_disks_budget_is_kept(stack: Stack, folder: Path) -> None:
-    """What was used longest ago goes, and what is in memory stays there."""
     world = PagedWorld(stack, folder, disk=3000)
     for number in range(1, 12):
         world.serve(conversation(number, 100))
@@ -325,7 +312,6 @@ def test_the_disks_budget_is_kept(stack: Stack, folder: Path) -> None:
 
 
 def paging(world: PagedWorld) -> int:
-    """Bytes that only the writer has."""
     return world.cache.ledger.held(Kind.PAGING).nbytes
 
 
@@ -342,7 +328,6 @@ def copied(world: PagedWorld) -> int:
 
 
 def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
-    """Of a long node of which a little is new, only that is copied."""
     world = PagedWorld(KV, folder, copies=True)
     world.serve(range(1000))
     world.tier.slow = True
@@ -363,7 +348,6 @@ def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
 def test_few_bytes_are_copied_between_two_steps(
     most: int, steps: list[int], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who decodes waits for the copies: after so many bytes no further node is copied."""
     monkeypatch.setattr(page_out, "_COPIED", most)
     world = PagedWorld(KV, folder, copies=True)
     for number in range(5):
@@ -400,7 +384,6 @@ def test_a_copy_needs_room(folder: Path) -> None:
 
 
 def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
-    """The old buffers live until they are written, beside what was made of them."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.tier.slow = True
@@ -428,7 +411,6 @@ def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
 
 
 def test_what_is_joined_in_flight_is_counted_at_once(folder: Path) -> None:
-    """Whichever of the two was being written."""
     world = PagedWorld(KV, folder, longest=40)
     world.serve(range(40))
     world.serve(range(100))
@@ -463,7 +445,6 @@ def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Pa
 def test_what_was_cleared_does_not_come_back(
     stack: Stack, folder: Path, *, persisted: bool
 ) -> None:
-    """Not from a file either that holds more than what somebody kept; that is written anew."""
     world = PagedWorld(stack, folder, interval=10)
     world.serve(range(60))
     world.serve([*range(20), *range(100, 130)])
@@ -489,7 +470,6 @@ def test_what_was_cleared_does_not_come_back(
 
 
 def test_a_leaf_that_is_partly_on_disk_is_shortened_first(folder: Path) -> None:
-    """What the disk lacks goes from its deep end, as far as need be; the rest is left to it."""
     world = PagedWorld(KV, folder)
     world.serve(range(40))
     world.write_all()
@@ -507,7 +487,6 @@ def test_a_leaf_that_is_partly_on_disk_is_shortened_first(folder: Path) -> None:
 
 
 def test_deep_paths_are_forgotten() -> None:
-    """A conversation of thousands of turns has a path deeper than Python's stack."""
     trie = RadixTrie()
     node = trie.root
     for number in range(3000):
@@ -522,7 +501,6 @@ def test_deep_paths_are_forgotten() -> None:
 
 
 def test_forgetting_prunes_what_leads_nowhere() -> None:
-    """Junctions without state go with the last of what goes on from them."""
     trie = RadixTrie()
     upper = trie.append(trie.root, as_tokens([1]), None)
     middle = trie.append(upper, as_tokens([2]), None)
@@ -537,7 +515,6 @@ def test_forgetting_prunes_what_leads_nowhere() -> None:
 
 
 def test_what_is_computed_again_is_not_written_again(stack: Stack, folder: Path) -> None:
-    """A request that did not wait gives nodes on disk their state back."""
     world = PagedWorld(stack, folder, longest=30)
     for end in (30, 60, 90):
         world.serve(range(end))
@@ -554,7 +531,6 @@ def test_what_is_computed_again_is_not_written_again(stack: Stack, folder: Path)
 
 
 def test_a_request_resumes_where_memory_ends(folder: Path) -> None:
-    """What is paged out below is recognised, and not restored."""
     world = PagedWorld(KV, folder, longest=30)
     for end in (30, 60, 90):
         world.serve(range(end))
@@ -568,7 +544,6 @@ def test_a_request_resumes_where_memory_ends(folder: Path) -> None:
 
 
 def test_only_a_leaf_loses_what_the_disk_lacks(folder: Path) -> None:
-    """A partly persisted leaf keeps what is on disk; its files stay counted."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.write_all()
@@ -589,8 +564,6 @@ def test_writing_is_until_all_writers_are_done() -> None:
     node = TrieNode(as_tokens(range(10)), 0, None)
 
     class Idle:
-        """Writes nothing."""
-
         def left(self, state: object) -> None:
             """Do not mind."""
 
@@ -605,7 +578,6 @@ def test_writing_is_until_all_writers_are_done() -> None:
 
 @pytest.mark.parametrize("stack", [EVERYTHING, RECURRENT, HYBRID], ids=lambda stack: stack.name)
 def test_whole_states_return(stack: Stack, folder: Path) -> None:
-    """After a restart a conversation resumes at its last checkpoint."""
     world = PagedWorld(stack, folder, interval=16)
     world.serve(range(100), range(200, 290))
     prompt = [*range(100), *range(200, 290), 7]
@@ -620,7 +592,6 @@ def test_whole_states_return(stack: Stack, folder: Path) -> None:
 
 
 def test_a_write_ends_where_what_it_writes_was_joined_and_cut(folder: Path) -> None:
-    """What follows was part of the same node for a while; it is written, and can be evicted."""
     with PagedWorld(KV, folder) as world:
         world.tier.slow = True
         world.serve([1])

@@ -1,4 +1,4 @@
-"""What is read back while files, tries and the disk change under it."""
+"""Reads from disk while files, tries and the disk change under them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,12 +35,10 @@ def long_world(folder: Path) -> PagedWorld:
 
 
 def want(world: PagedWorld, end: int) -> PageInStatus:
-    """Ask for the beginning of the path."""
     return world.pager.page_in.request(NAMESPACE, as_tokens(range(end)))
 
 
 def drain(world: PagedWorld) -> None:
-    """Go on until nothing is being read."""
     assert world.tier.flush(TIMEOUT)
     while world.pager.page_in.ready:
         world.step()
@@ -48,7 +46,6 @@ def drain(world: PagedWorld) -> None:
 
 
 def the_record(world: PagedWorld, start: int, kind: RecordKind = RecordKind.SPAN) -> Record:
-    """Find the file that begins at an offset."""
     (found,) = (r for r in world.tier.alive.values() if r.start == start and r.kind is kind)
     return found
 
@@ -59,7 +56,6 @@ def the_record(world: PagedWorld, start: int, kind: RecordKind = RecordKind.SPAN
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
 @pytest.mark.parametrize("start", [0, 30, 60])
 def test_damage_is_a_miss(folder: Path, start: int, how: str) -> None:
-    """What comes before it is restored, what comes after it is forgotten, here and on disk."""
     world = long_world(folder)
     damage(world.tier.path(the_record(world, start)), how)
     world.fetch(range(91))
@@ -77,7 +73,6 @@ def test_damage_is_a_miss(folder: Path, start: int, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
 def test_a_damaged_whole_state_costs_no_spans(folder: Path, how: str) -> None:
-    """The spans stay, and an earlier checkpoint serves."""
     world = PagedWorld(HYBRID, folder, interval=20)
     world.serve(range(50))
     world.page_out()
@@ -91,7 +86,6 @@ def test_a_damaged_whole_state_costs_no_spans(folder: Path, how: str) -> None:
 
 
 def test_a_trie_whose_only_node_is_lost_is_dropped(folder: Path) -> None:
-    """Nothing of it is left to be found."""
     world = PagedWorld(KV, folder)
     world.serve(range(30))
     world.page_out()
@@ -102,7 +96,6 @@ def test_a_trie_whose_only_node_is_lost_is_dropped(folder: Path) -> None:
 
 
 def test_a_file_that_vanishes_after_it_was_verified(folder: Path) -> None:
-    """It cannot be read, and that is a miss too."""
     world = long_world(folder)
     assert want(world, 91) is PageInStatus.BEGUN
     assert world.tier.flush(TIMEOUT)
@@ -113,7 +106,6 @@ def test_a_file_that_vanishes_after_it_was_verified(folder: Path) -> None:
 
 
 def test_a_file_that_holds_less_than_the_index_says(folder: Path) -> None:
-    """Its checksum may be right: what was read is not as long as the node."""
     world = long_world(folder)
     load = world.codec.load_span
 
@@ -133,28 +125,23 @@ def test_a_file_that_holds_less_than_the_index_says(folder: Path) -> None:
 
 
 def split_it(world: PagedWorld) -> None:
-    """Cut a node that is being read."""
     world.trie.split(world.node(60), 45)
 
 
 def forget_it(world: PagedWorld) -> None:
-    """Have the disk's budget take a node that is being read."""
     world.cache.pool.forget_persisted(world.cache.tries.files.nbytes - 1)
 
 
 def clear_it(world: PagedWorld) -> None:
-    """Forget everything."""
     world.cache.clear()
 
 
 def compute_it(world: PagedWorld) -> None:
-    """Have another request bring the same state, and join it."""
     world.cache.longest = 1000
     world.serve(range(100))
 
 
 def page_it_out(world: PagedWorld) -> None:
-    """Give up what was read so far."""
     world.cache.evict(0)
 
 
@@ -181,7 +168,6 @@ def test_a_node_changes_while_it_is_read(
 
 
 def test_a_file_that_was_not_verified_is_not_read(folder: Path) -> None:
-    """A node in memory when it was asked for is on disk only when its turn comes."""
     world = long_world(folder)
     assert world.fetch(range(31)) == 1
     record = the_record(world, 0)
@@ -195,7 +181,6 @@ def test_a_file_that_was_not_verified_is_not_read(folder: Path) -> None:
 
 
 def test_a_whole_state_whose_span_left_meanwhile(folder: Path) -> None:
-    """Its span's file was not verified: it is asked for anew."""
     world = PagedWorld(HYBRID, folder)
     world.serve(range(30))
     world.write_all()
@@ -212,7 +197,6 @@ def test_a_whole_state_whose_span_left_meanwhile(folder: Path) -> None:
 
 
 def test_a_parent_that_leaves_for_its_child(folder: Path) -> None:
-    """Room for a child is not made at the cost of what it goes on from."""
     world = long_world(folder)
     world.memory = Size(300, 1000)
     world.restart()
@@ -225,7 +209,6 @@ def test_a_parent_that_leaves_for_its_child(folder: Path) -> None:
 
 
 def test_two_requests_want_the_same(folder: Path) -> None:
-    """It is read once."""
     world = long_world(folder)
     assert want(world, 61) is PageInStatus.BEGUN
     assert want(world, 61) is PageInStatus.UNDER_WAY
@@ -242,7 +225,6 @@ def test_two_requests_want_the_same(folder: Path) -> None:
 
 
 def test_no_room(folder: Path) -> None:
-    """What cannot be read stays on disk, and nothing is evicted for it."""
     world = long_world(folder)
     world.memory = Size(600, 1000)
     world.restart()
@@ -260,7 +242,6 @@ def test_no_room(folder: Path) -> None:
 
 
 def test_buffers_are_asked_for(folder: Path) -> None:
-    """A state that is read takes as many allocations as the last one."""
     world = long_world(folder)
     world.memory = Size(1 << 20, 5)
     world.restart()
@@ -275,7 +256,6 @@ def test_buffers_are_asked_for(folder: Path) -> None:
 
 
 def test_a_tier_that_was_closed(folder: Path) -> None:
-    """What was asked for before or after is not read, and that is all."""
     world = long_world(folder)
     world.close_tier()
     assert want(world, 91) is PageInStatus.BEGUN
@@ -291,7 +271,6 @@ def test_a_tier_that_was_closed(folder: Path) -> None:
 
 
 def test_a_disk_that_is_full_for_a_while(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it did not take is written when it does again."""
     world = PagedWorld(EVERYTHING, folder, interval=20)
 
     def full(*_: object) -> None:
@@ -317,7 +296,6 @@ def test_a_disk_that_is_full_for_a_while(folder: Path, monkeypatch: pytest.Monke
 def test_saving_ends_where_the_disk_takes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that stops does not wait for a full disk."""
     monkeypatch.setattr(page_out, "_REST", 5.0)
     world = PagedWorld(KV, folder)
 
@@ -336,7 +314,6 @@ def test_saving_ends_where_the_disk_takes_nothing(
 
 
 def test_a_trie_that_is_gone_when_its_write_is_done(folder: Path) -> None:
-    """The file is removed again."""
     world = PagedWorld(KV, folder)
     world.tier.slow = True
     world.serve(range(30))
@@ -351,7 +328,6 @@ def test_a_trie_that_is_gone_when_its_write_is_done(folder: Path) -> None:
 
 
 def test_what_the_disk_forgets_while_more_of_it_is_written(folder: Path) -> None:
-    """The rest alone is of no use, and is removed."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.write_all()

@@ -66,7 +66,6 @@ class PagerMachine(RuleBasedStateMachine):
         copies=st.sampled_from([False, False, True]),
     )
     def start(self, longest: int, always: int, queue: int, memory: int, *, copies: bool) -> None:
-        """Open a tier in an empty folder."""
         self.patch.setattr(compaction, "_ALWAYS", always)
         self.folder = Path(mkdtemp(dir=self.folder))
         self.world = PagedWorld(
@@ -80,30 +79,25 @@ class PagerMachine(RuleBasedStateMachine):
         )
 
     def pick(self, number: int) -> PagedSequence:
-        """Choose an open request."""
         sequence = self.world.sequences[number % len(self.world.sequences)]
         assert isinstance(sequence, PagedSequence)
         return sequence
 
     def has_open(self) -> bool:
-        """Whether a request is open."""
         return bool(self.world.sequences)
 
     def has_closed(self) -> bool:
-        """Whether a request was closed."""
         return bool(self.world.closed)
 
     # -- requests ----------------------------------------------------------------------
 
     def begin(self, namespace: Namespace, prompt: list[int], at: int, reason: Reason) -> None:
-        """Start a request."""
         if len(self.world.sequences) == MAX_OPEN:
             self.world.sequences[0].close()
         self.world.begin(prompt, (at, reason), namespace=namespace)
 
     @rule(namespace=NAMESPACES, prompt=TOKENS, at=st.integers(0, 20), reason=REASONS)
     def begin_new(self, namespace: Namespace, prompt: list[int], at: int, reason: Reason) -> None:
-        """A conversation starts."""
         self.begin(namespace, prompt, at, reason)
 
     @precondition(has_closed)
@@ -119,7 +113,6 @@ class PagerMachine(RuleBasedStateMachine):
     @precondition(has_open)
     @rule(number=PICK, more=st.integers(1, 30), publish=st.booleans())
     def prefill(self, number: int, more: int, *, publish: bool) -> None:
-        """A chunk of a prompt is computed, and shared."""
         sequence = self.pick(number)
         sequence.prefill(len(sequence.state) + more)
         if publish:
@@ -128,39 +121,33 @@ class PagerMachine(RuleBasedStateMachine):
     @precondition(has_open)
     @rule(number=PICK, answer=TOKENS, times=st.sampled_from([0, 1, 1, 8]))
     def finish(self, number: int, answer: list[int], times: int) -> None:
-        """A request ends well."""
         self.pick(number).prefill().decode(answer * times).finish()
 
     @precondition(has_open)
     @rule(number=PICK, fail=st.booleans())
     def cancel(self, number: int, *, fail: bool) -> None:
-        """A request ends where it is."""
         self.pick(number).fail() if fail else self.pick(number).close()
 
     # -- memory ------------------------------------------------------------------------
 
     @rule(percent=st.integers(0, 100))
     def evict(self, percent: int) -> None:
-        """Some of what is in memory is given up, within the bounds of tenants."""
         limit = self.world.cache.tries.size.nbytes * percent // 100
         with watched(self.world.cache, limit):
             self.world.cache.evict(limit)
 
     @rule(one=BOUNDS, other=BOUNDS)
     def bound(self, one: TenantBounds, other: TenantBounds) -> None:
-        """Tenants get other bounds."""
         bound(self.world.cache, **{NAMESPACE.tenant: one, "b": other})
 
     @rule(nbytes=st.integers(0, 300))
     def make_room(self, nbytes: int) -> None:
-        """A step needs memory."""
         before = self.world.cache.tries.size.nbytes
         if not self.world.cache.pool.make_room(Size(nbytes)):
             assert self.world.cache.tries.size.nbytes == before
 
     @rule(share=st.sampled_from([0.25, 0.5, 1.0]))
     def shrink(self, share: float) -> None:
-        """The system is short of memory, or no more."""
         self.world.cache.pool.shrink(share)
 
     # -- shared prompts ----------------------------------------------------------------
@@ -168,7 +155,6 @@ class PagerMachine(RuleBasedStateMachine):
     @precondition(has_closed)
     @rule(which=PICK, cut=st.integers(1, 30), name=st.sampled_from("xy"))
     def share(self, which: int, cut: int, name: str) -> None:
-        """The beginning of what somebody sent is declared shared."""
         tokens = self.world.closed[-1 - which % len(self.world.closed)][1][:cut]
         self.world.serve([*tokens, 9], (), (len(tokens), Reason.SYSTEM), namespace=OPERATOR)
         with suppress(PinError):
@@ -176,47 +162,39 @@ class PagerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("xy"))
     def share_no_more(self, name: str) -> None:
-        """A prompt is not shared any more, whoever uses it."""
         self.world.cache.pins.unpin(SHARED, name)
 
     # -- the disk ----------------------------------------------------------------------
 
     @rule()
     def hand_over(self) -> None:
-        """The pager runs while the writer may still be at work."""
         self.world.pager.step()
 
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:
-        """The pager runs, and the disk is fast."""
         for _ in range(times):
             self.world.step()
 
     @precondition(has_closed)
     @rule(which=PICK, more=TOKENS)
     def want(self, which: int, more: list[int]) -> None:
-        """A request waits for its state, and does not see it through."""
         namespace, tokens = self.world.closed[-1 - which % len(self.world.closed)]
         self.world.pager.page_in.request(namespace, as_tokens([*tokens, *more]))
 
     @rule(percent=st.integers(0, 100))
     def forget_persisted(self, percent: int) -> None:
-        """The disk's budget shrinks for a moment."""
         self.world.cache.pool.forget_persisted(self.world.cache.tries.files.nbytes * percent // 100)
 
     @rule(disk=st.sampled_from([200, 3000, PLENTY, PLENTY]))
     def resize_disk(self, disk: int) -> None:
-        """The disk's budget changes."""
         self.world.disk = self.world.pager.budget = disk
 
     @rule(count=st.integers(1, 3))
     def poison(self, count: int) -> None:
-        """Some writes to come fail."""
         self.world.codec.poisoned = count
 
     @rule(which=PICK, how=st.sampled_from(["flip", "truncate", "remove"]))
     def damage(self, which: int, how: str) -> None:
-        """A file is damaged after nobody is about to read it."""
         assert self.world.tier.flush(TIMEOUT)
         while self.world.pager.page_in.ready:
             self.world.step()
@@ -228,7 +206,6 @@ class PagerMachine(RuleBasedStateMachine):
 
     @rule(save=st.booleans())
     def restart(self, *, save: bool) -> None:
-        """The daemon is stopped and started."""
         world = self.world
         for sequence in list(world.sequences):
             sequence.close()
@@ -246,12 +223,10 @@ class PagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        """All invariants, all contents, all bytes."""
         if hasattr(self, "world"):
             self.world.check()
 
     def teardown(self) -> None:
-        """Whatever happened, everything is given back."""
         self.patch.undo()
         if not hasattr(self, "world"):
             return
@@ -267,13 +242,10 @@ class PagerMachine(RuleBasedStateMachine):
 def test_any_order_of_operations(
     stack: Stack, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No sequence of operations leaves the cache unsound, nor the disk."""
     monkeypatch.setattr(page_out, "_REST", 0.0, raising=False)
     folder.mkdir()
 
     class OverThisStack(PagerMachine):
-        """The machine of one stack."""
-
         def __init__(self) -> None:
             super().__init__(stack, folder)
 

@@ -42,7 +42,6 @@ def pinned_world(tenant: str) -> tuple[World, Pins]:
 
 
 def check_whole(world: World, own: Pins, tenant: str) -> None:
-    """What is listed is what is held and, where it is shared, what others can read."""
     listed = own.listed(tenant)
     assert len(world.cache.leases) == len(own.leases(tenant)) == len(listed)
     assert all(lease.open for lease in world.cache.leases)

@@ -45,7 +45,6 @@ def test_what_is_pinned_outlives_all_pressure(stack: Stack) -> None:
 
 
 def test_pins_take_half_of_the_budget_at_most() -> None:
-    """What goes beyond is refused with both figures, and holds nothing."""
     world = World(KV, budget=4 * 100)
     pins = world.cache.pins
     first, second = serve(world, *range(30)), serve(world, *range(100, 130))
@@ -96,7 +95,6 @@ def test_no_size_that_one_tries_tells_what_others_pinned() -> None:
 
 
 def test_a_refusal_names_what_ones_own_pins_hold() -> None:
-    """The most first."""
     world = World(KV, budget=4 * 100)
     pins = world.cache.pins
     for name, start, tokens in (("little", 0, 10), ("much", 100, 20)):
@@ -110,7 +108,6 @@ def test_a_refusal_names_what_ones_own_pins_hold() -> None:
 
 
 def test_a_tenants_pins_take_its_ceiling_at_most() -> None:
-    """The operator's too; one without a ceiling may take its part."""
     world = World(KV, budget=4 * 1000)
     pins = world.cache.pins
     ceiling = TenantBounds(ceiling=4 * 40)
@@ -123,7 +120,6 @@ def test_a_tenants_pins_take_its_ceiling_at_most() -> None:
 
 
 def test_pins_of_all_models_count_together() -> None:
-    """For what all may take, and for the ceiling; until their model is unloaded."""
     world = World(KV, budget=4 * 100)
     another = World(KV)
     another.cache = PrefixCache(KV.layout, budget=4 * 100, pool=world.cache.pool)
@@ -137,7 +133,6 @@ def test_pins_of_all_models_count_together() -> None:
 
 
 def test_a_path_that_two_pins_share_counts_once() -> None:
-    """Shared nodes are held once, so they are counted once."""
     world = World(KV, budget=4 * 100)
     pins = world.cache.pins
     shared = tuple(range(40))
@@ -148,7 +143,6 @@ def test_a_path_that_two_pins_share_counts_once() -> None:
 
 
 def test_a_pin_replaces_one_of_its_name() -> None:
-    """The older path ages again."""
     world = World(KV)
     pins = world.cache.pins
     first, second = serve(world, *range(20)), serve(world, *range(100, 110))
@@ -160,7 +154,6 @@ def test_a_pin_replaces_one_of_its_name() -> None:
 
 
 def test_a_tenant_sees_and_unpins_its_own() -> None:
-    """Names mean something to their tenant only."""
     world = World(KV)
     pins = world.cache.pins
     pins.pin(TENANT, "name", as_tokens(serve(world, *range(20))))
@@ -171,7 +164,6 @@ def test_a_tenant_sees_and_unpins_its_own() -> None:
 
 
 def test_nothing_is_pinned_where_nothing_is_in_memory() -> None:
-    """A name for tokens that are not there would keep nothing."""
     world = World(KV)
     pins = world.cache.pins
     with pytest.raises(PinError, match="nothing of 'name'"):
@@ -180,7 +172,6 @@ def test_nothing_is_pinned_where_nothing_is_in_memory() -> None:
 
 
 def test_conversations_are_remembered_up_to_a_bound() -> None:
-    """The newest path of each, and of the conversations the newest."""
     pins = World(KV).cache.pins
     for number in range(1500):
         pins.remember(TENANT, str(number), as_tokens([number]))
@@ -192,7 +183,6 @@ def test_conversations_are_remembered_up_to_a_bound() -> None:
 
 
 def test_tenant_has_so_many_pins_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A further one is refused; one may be replaced, or unpinned to make place."""
     monkeypatch.setattr(pins_module, "_MOST", 3)
     world = World(KV)
     pins = world.cache.pins

@@ -30,13 +30,11 @@ BUDGET = Size(1600, 1000)
 
 
 def pool_of(world: World, nbytes: int = 1600, buffers: int = 1000) -> MemoryPool:
-    """Give a world's cache a budget."""
     world.cache.pool.resize(Size(nbytes, buffers))
     return world.cache.pool
 
 
 def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
-    """What is taken at most leaves room for the longest copy."""
     pool = pool_of(make_world(KV))
     step = pool.ledger.account(Kind.TRANSIENT)
     assert pool.limit.nbytes + max_copy_bytes(1600) == 1600
@@ -51,7 +49,6 @@ def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
 
 @pytest.mark.parametrize("need", [1, 7, 399, 400, 401, 900])
 def test_little_more_is_evicted_than_is_needed(make_world: MakeWorld, need: int) -> None:
-    """It goes by tokens, and not by conversations."""
     world = make_world(KV)
     pool = pool_of(world)
     for number in range(3):
@@ -66,7 +63,6 @@ def test_little_more_is_evicted_than_is_needed(make_world: MakeWorld, need: int)
 
 
 def test_nothing_is_evicted_in_vain(make_world: MakeWorld) -> None:
-    """Where a lease holds too much, all of the rest stays."""
     world = make_world(KV)
     pool = pool_of(world)
     step = pool.ledger.account(Kind.TRANSIENT)
@@ -85,7 +81,6 @@ def test_nothing_is_evicted_in_vain(make_world: MakeWorld) -> None:
 
 
 def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
-    """Where allocations are short, whole spans go, and no more than must."""
     world = make_world(KV)
     pool = pool_of(world, PLENTY, 10)
     for number in range(5):
@@ -105,7 +100,6 @@ def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
     )
 )
 def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
-    """Whoever asks first never takes more than the limit, and is never refused in vain."""
     world = World(stack)
     pool = pool_of(world)
     tails, step = pool.ledger.account(Kind.TAIL), pool.ledger.account(Kind.TRANSIENT)
@@ -136,7 +130,6 @@ def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
 
 
 def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
-    """It is not promised, and nothing else goes for it in vain."""
     world = PagedWorld(KV, folder, memory=BUDGET)
     world.serve(conversation(0, 100))
     world.tier.slow = True
@@ -155,7 +148,6 @@ def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
 
 
 def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
-    """So it is not promised either."""
     world = PagedWorld(KV, folder, memory=BUDGET, longest=80)  # the end is written where it lies
     world.serve(range(40))
     world.write_all()
@@ -173,7 +165,6 @@ def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
 
 
 def test_checkpoints_make_room(make_world: MakeWorld) -> None:
-    """Stacks without spans have nothing else."""
     world = make_world(RECURRENT)
     pool = pool_of(world, 160)
     for number in range(3):
@@ -184,7 +175,6 @@ def test_checkpoints_make_room(make_world: MakeWorld) -> None:
 
 
 def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
-    """A share is of what was held when it began; recovery gives all back."""
     world = make_world(KV)
     pool = pool_of(world, 16_000)
     for number in range(4):
@@ -205,7 +195,6 @@ def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
 
 
 def test_an_empty_cache_shrinks_to_something(make_world: MakeWorld) -> None:
-    """However little was held, a part of the budget can be used."""
     pool = pool_of(make_world(KV), 16_000)
     pool.shrink(0.25)
     assert pool.budget.nbytes == 2000

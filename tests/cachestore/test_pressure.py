@@ -24,7 +24,6 @@ LENGTH = 60
 
 
 def budget_of_one(stack: Stack) -> int:
-    """Bytes of one conversation of two messages."""
     world = World(stack)
     ends = [(LENGTH // 2, Reason.MESSAGE), (LENGTH - 1, Reason.MESSAGE)]
     world.serve(range(LENGTH), range(100, 130), *ends)
@@ -41,14 +40,12 @@ class Traffic:
         self.restored = 0
 
     def prompt(self) -> TokenIds:
-        """Continue, repeat or leave an earlier request, at any of its tokens."""
         earlier = self.random.choice(self.history[-8:])
         cut = self.random.choice([len(earlier), self.random.randint(0, len(earlier))])
         new = self.random.choices(range(3), k=self.random.randint(1, 15))
         return (*earlier[: min(cut, LENGTH)], *new)
 
     def step(self) -> None:
-        """Begin one request, and end some."""
         prompt = self.prompt()
         boundary = self.random.randint(0, len(prompt))
         sequence = self.world.begin(prompt, (boundary, Reason.MESSAGE))
@@ -59,7 +56,6 @@ class Traffic:
             self.end(self.random.choice(self.world.sequences))
 
     def end(self, sequence: FakeSequence) -> None:
-        """Let a request end well, be cancelled or fail."""
         sequence.verify()
         chance = self.random.random()
         if chance < 0.1:
@@ -74,14 +70,12 @@ class Traffic:
         self.history.append(tuple(sequence.state))
 
     def drain(self) -> None:
-        """End what is open."""
         while self.world.sequences:
             self.end(self.world.sequences[0])
 
 
 @pytest.mark.parametrize("share", [0.5, 1, 3])
 def test_no_wrong_state_under_pressure(stack: Stack, share: float) -> None:
-    """At a budget of about one conversation each restored state is the prompt's own."""
     world = World(stack, budget=int(share * budget_of_one(stack)), interval=16)
     traffic = Traffic(world, seed=int(2 * share))
     for number in range(REQUESTS):
@@ -95,10 +89,7 @@ def test_no_wrong_state_under_pressure(stack: Stack, share: float) -> None:
 
 
 class Ruthless(PrefixCache):
-    """Evicts what is leased, as if nobody had retained it."""
-
     def evict(self, budget: int) -> None:
-        """Evict as if nobody held anything."""
         nodes = [node for trie in self.tries for node in trie.nodes()]
         counts = [node.ref_count for node in nodes]
         for node in nodes:
@@ -110,7 +101,6 @@ class Ruthless(PrefixCache):
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_without_leases_wrong_states_are_seen(stack: Stack) -> None:
-    """The negative control: the same traffic finds the fault when it is there."""
     world = World(stack, interval=16)
     layout: Layout = stack.layout
     world.cache = Ruthless(layout, budget=budget_of_one(stack))

@@ -80,7 +80,6 @@ def test_what_follows_is_its_tenants_alone(world: World) -> None:
 
 @pytest.mark.parametrize("length", [1, 20, 39, 40])
 def test_a_part_of_it_is_not_shared(world: World, length: int) -> None:
-    """Who sends less than all of it and something more has sent something else."""
     pins = shared(world)
     other = (*PROMPT[:length], 5555, *range(30)) if length < 40 else PROMPT
     assert world.probe(other, A) == (0, 0)
@@ -89,7 +88,6 @@ def test_a_part_of_it_is_not_shared(world: World, length: int) -> None:
 
 
 def test_it_is_always_there(world: World) -> None:
-    """Nothing evicts or clears it, whoever is short of room."""
     pins = shared(world)
     follow(world, A, 1)
     world.cache.evict(0)
@@ -99,7 +97,6 @@ def test_it_is_always_there(world: World) -> None:
 
 
 def test_the_longest_counts(world: World) -> None:
-    """One shared prompt may begin with another."""
     pins = shared(world)
     longer = (*PROMPT, *conversation(7, 20))
     share(world, pins, longer, "longer")
@@ -109,12 +106,11 @@ def test_the_longest_counts(world: World) -> None:
 
 
 def test_shared_no_more_it_is_forgotten_with_what_follows(world: World) -> None:
-    """A request that reads it goes on to its end; then nothing of it is left."""
     pins = shared(world)
     prompt, _ = follow(world, A, 1)
     running = world.begin([*prompt, 7], namespace=A)
     assert pins.unpin(SHARED, "system")
-    assert world.probe([*prompt, 7], A) == (0, 0), "it is nobody's beginning any more"
+    assert world.probe([*prompt, 7], A) == (0, 0)
     world.cache.evict(0)
     world.check()
     running.prefill().decode((1, 2, 3)).finish()
@@ -126,7 +122,6 @@ def test_shared_no_more_it_is_forgotten_with_what_follows(world: World) -> None:
 
 
 def test_declaring_it_again_keeps_what_follows(world: World) -> None:
-    """As an operator does whose start-up script pins it each time."""
     pins = shared(world)
     prompt, _ = follow(world, A, 1)
     running = world.begin([*prompt, 7], namespace=A)
@@ -138,7 +133,6 @@ def test_declaring_it_again_keeps_what_follows(world: World) -> None:
 
 
 def test_what_was_there_before_it_was_shared_is_computed_again(world: World) -> None:
-    """A conversation moves below the shared prompt with its next turn."""
     prompt, _ = follow(world, A, 1)
     pins = shared(world)
     assert world.serve([*prompt, 7], namespace=A) == len(PROMPT)
@@ -148,7 +142,6 @@ def test_what_was_there_before_it_was_shared_is_computed_again(world: World) -> 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_it_survives_a_restart_with_what_follows(stack: Stack, folder: Path) -> None:
-    """Who comes before it is read waits; then its next turn is cached as it was."""
     with PagedWorld(stack, folder) as world:
         share(world, world.cache.pins)
         prompt, _ = follow(world, A, 1)
@@ -166,7 +159,6 @@ def test_it_survives_a_restart_with_what_follows(stack: Stack, folder: Path) -> 
 
 
 def test_what_cannot_be_read_back_is_not_shared(folder: Path) -> None:
-    """Its files are gone: what followed is forgotten, nobody waits, and it is computed."""
     with PagedWorld(KV, folder) as world:
         share(world, world.cache.pins)
         prompt, _ = follow(world, A, 1)

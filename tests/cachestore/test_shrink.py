@@ -36,7 +36,6 @@ class Machine:
         self.shrink = Shrink()
 
     def live(self, history: Iterable[tuple[float, Pressure]]) -> list[Seen]:
-        """Observe each level so many seconds after the last one."""
         seen = []
         for gap, level in history:
             self.now += gap
@@ -44,33 +43,28 @@ class Machine:
         return seen
 
     def hold(self, level: Pressure, seconds: int) -> list[float]:
-        """Observe one level each second and return the shares."""
         return [seen.share for seen in self.live([(1.0, level)] * seconds)]
 
 
 def test_all_may_be_used_without_pressure() -> None:
-    """Nothing shrinks a budget that nobody objects to."""
     machine = Machine()
     assert machine.shrink.share == 1
     assert machine.hold(NORMAL, 100) == [1.0] * 100
 
 
 def test_a_warning_takes_a_tenth_at_once_and_every_five_seconds() -> None:
-    """Half is left in the end, however long it lasts."""
     shares = Machine().hold(WARNING, 60)
     assert shares[:11] == [0.9] * 5 + [0.8] * 5 + [0.7]
     assert shares[20:] == [0.5] * 40
 
 
 def test_critical_takes_half_at_once_and_a_tenth_every_two_seconds() -> None:
-    """A quarter is left in the end, however long it lasts."""
     shares = Machine().hold(CRITICAL, 30)
     assert shares[:6] == [0.5, 0.5, 0.4, 0.4, 0.3, 0.3]
     assert shares[6:] == [0.25] * 24
 
 
 def test_critical_does_not_wait_for_the_warnings_next_step() -> None:
-    """A second after a warning it is at half; after half it goes on from there."""
     machine = Machine()
     assert machine.hold(WARNING, 1) == [0.9]
     assert machine.hold(CRITICAL, 1) == [0.5]
@@ -80,14 +74,12 @@ def test_critical_does_not_wait_for_the_warnings_next_step() -> None:
 
 
 def test_a_warning_gives_nothing_back() -> None:
-    """What was critical and is better now is no reason to grow, nor to shrink further."""
     machine = Machine()
     machine.hold(CRITICAL, 4)
     assert machine.hold(WARNING, 100) == [0.4] * 100
 
 
 def test_it_grows_after_thirty_seconds_and_then_every_ten() -> None:
-    """The last step is what is left to the whole."""
     machine = Machine()
     machine.hold(CRITICAL, 30)
     shares = machine.hold(NORMAL, 110)
@@ -97,7 +89,6 @@ def test_it_grows_after_thirty_seconds_and_then_every_ten() -> None:
 
 
 def test_pressure_in_between_starts_the_wait_anew() -> None:
-    """Also one that takes nothing, and also between two steps up."""
     machine = Machine()
     machine.hold(CRITICAL, 30)
     machine.hold(NORMAL, 29)
@@ -109,7 +100,6 @@ def test_pressure_in_between_starts_the_wait_anew() -> None:
 
 
 def test_a_signal_that_flaps_only_shrinks_and_no_faster_than_one_that_lasts() -> None:
-    """Every other second a warning: a step each five seconds or six, and none back."""
     machine = Machine()
     shares = [seen.share for seen in machine.live([(1.0, WARNING), (1.0, NORMAL)] * 60)]
     assert shares == sorted(shares, reverse=True)
@@ -118,7 +108,6 @@ def test_a_signal_that_flaps_only_shrinks_and_no_faster_than_one_that_lasts() ->
 
 
 def test_a_warning_after_a_step_up_takes_it_back_at_once() -> None:
-    """Growing was too much, so the next step down does not wait."""
     machine = Machine()
     machine.hold(WARNING, 60)
     assert machine.hold(NORMAL, 30)[-1] == 0.6
@@ -127,7 +116,6 @@ def test_a_warning_after_a_step_up_takes_it_back_at_once() -> None:
 
 @pytest.mark.parametrize("level", [WARNING, CRITICAL])
 def test_a_long_gap_is_one_step_down(level: Pressure) -> None:
-    """What should have been taken meanwhile is not taken at once."""
     machine = Machine()
     machine.hold(level, 1)
     before = machine.shrink.share
@@ -136,7 +124,6 @@ def test_a_long_gap_is_one_step_down(level: Pressure) -> None:
 
 
 def test_a_long_gap_is_no_calm() -> None:
-    """Nobody looked while the machine slept: five seconds of it count, and no more."""
     machine = Machine()
     machine.hold(CRITICAL, 30)
     machine.live([(3600.0, NORMAL)])
@@ -146,7 +133,6 @@ def test_a_long_gap_is_no_calm() -> None:
 
 
 def test_a_clock_that_went_back_is_no_calm_either() -> None:
-    """It delays what is due; it takes nothing from the calm there was."""
     machine = Machine()
     machine.hold(WARNING, 1)
     machine.hold(NORMAL, 29)
@@ -178,7 +164,6 @@ def test_the_share_stays_within_its_bounds(history: list[tuple[float, Pressure]]
 
 @given(HISTORIES)
 def test_it_never_grows_within_the_wait(history: list[tuple[float, Pressure]]) -> None:
-    """Thirty seconds after pressure, ten after a step up; gaps count five at most."""
     machine = Machine()
     seen = [Seen(machine.now, NORMAL, 1.0), *machine.live(history)]
     calm = since_step = float("inf")
@@ -195,7 +180,6 @@ def test_it_never_grows_within_the_wait(history: list[tuple[float, Pressure]]) -
 
 @given(HISTORIES)
 def test_it_shrinks_no_faster_than_told(history: list[tuple[float, Pressure]]) -> None:
-    """Two seconds between steps, five if it only warns, but for the first critical one."""
     machine = Machine()
     seen = [Seen(machine.now, NORMAL, 1.0), *machine.live(history)]
     shrunk_at = float("-inf")

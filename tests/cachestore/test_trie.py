@@ -15,14 +15,11 @@ from .fakes import FakeCheckpoint, FakeSpan, Registry
 
 
 class TrieFixture:
-    """A trie whose nodes all have spans."""
-
     def __init__(self) -> None:
         self.registry = Registry()
         self.trie = RadixTrie()
 
     def append(self, parent: TrieNode, tokens: Sequence[int]) -> TrieNode:
-        """Hang a new edge below a node."""
         return self.trie.append(parent, as_tokens(tokens), FakeSpan(self.registry, tokens))
 
     def insert(self, tokens: Sequence[int]) -> TrieNode:
@@ -33,16 +30,13 @@ class TrieFixture:
         return node if known == len(tokens) else self.append(node, tokens[known:])
 
     def match(self, tokens: Iterable[int]) -> tuple[TrieNode, int]:
-        """Follow a sequence."""
         return self.trie.match(as_tokens(list(tokens)))
 
     def sequences(self) -> set[tuple[int, ...]]:
-        """Return what leads to each leaf, read from the spans."""
         leaves = [node for node in self.trie.nodes() if not node.children]
         return {tuple(t for node in leaf.path() for t in read(node)) for leaf in leaves}
 
     def check(self) -> None:
-        """Assert that edges, spans, links and counts agree."""
         for node in self.trie.nodes():
             assert read(node) == tuple(node.tokens.tolist())
             assert node.parent is not None
@@ -54,19 +48,16 @@ class TrieFixture:
 
 
 def read(node: TrieNode) -> tuple[int, ...]:
-    """Read a node's span."""
     assert isinstance(node.span, FakeSpan)
     return node.span.tokens
 
 
 @pytest.fixture
 def fixture() -> TrieFixture:
-    """Build an empty trie."""
     return TrieFixture()
 
 
 def test_match_follows_the_one_branch_as_far_as_it_goes(fixture: TrieFixture) -> None:
-    """What ends or diverges inside an edge is known up to there; an empty trie is its root."""
     assert fixture.match([1, 2]) == fixture.match([]) == (fixture.trie.root, 0)
     stem = fixture.append(fixture.trie.root, [1, 2])
     left, right = fixture.append(stem, [3, 4, 5]), fixture.append(stem, [5, 6])
@@ -83,7 +74,6 @@ def test_match_follows_the_one_branch_as_far_as_it_goes(fixture: TrieFixture) ->
 
 
 def test_append_refuses_a_sibling_with_the_same_first_token(fixture: TrieFixture) -> None:
-    """A second edge under one token would hide the first, with its state."""
     fixture.append(fixture.trie.root, [1, 2])
     for tokens in ([1, 3], []):
         with pytest.raises(ValueError, match="differ from its siblings"):
@@ -111,7 +101,6 @@ def test_split_divides_the_state_and_keeps_the_lower_object(fixture: TrieFixture
 def test_split_refuses_an_offset_that_is_not_inside_the_edge(
     fixture: TrieFixture, offset: int
 ) -> None:
-    """An empty edge would break matching; nothing has changed when it is refused."""
     stem = fixture.append(fixture.trie.root, [1, 2])
     node = fixture.append(stem, [3, 4, 5])
     with pytest.raises(ValueError, match="not inside"):
@@ -123,7 +112,6 @@ def test_split_refuses_an_offset_that_is_not_inside_the_edge(
 
 
 def test_merge_joins_tokens_state_and_recency(fixture: TrieFixture) -> None:
-    """The child survives with both edges, its children and the newer recency."""
     upper = fixture.append(fixture.trie.root, [1, 2])
     lower = fixture.append(upper, [3])
     below = fixture.append(lower, [4])
@@ -159,7 +147,6 @@ def test_merge_refuses_what_would_lose_a_place_or_a_branch(fixture: TrieFixture)
 
 @given(st.integers(2, 40), st.data())
 def test_split_then_merge_is_as_before(length: int, data: st.DataObject) -> None:
-    """A round trip leaves the same tokens, range, span, checkpoint and bytes."""
     fixture = TrieFixture()
     node = fixture.append(fixture.trie.root, range(length))
     checkpoint = FakeCheckpoint(fixture.registry, range(length))
@@ -175,7 +162,6 @@ def test_split_then_merge_is_as_before(length: int, data: st.DataObject) -> None
 
 
 def test_shorten_forgets_the_deep_end_and_its_checkpoint(fixture: TrieFixture) -> None:
-    """What is left is still known; the checkpoint stood at an end that is no more."""
     leaf = fixture.append(fixture.trie.root, [1, 2, 3, 4])
     fixture.trie.set_checkpoint(leaf, FakeCheckpoint(fixture.registry, [1, 2, 3, 4]))
     fixture.trie.shorten(leaf, 3)
@@ -186,7 +172,6 @@ def test_shorten_forgets_the_deep_end_and_its_checkpoint(fixture: TrieFixture) -
 
 
 def test_shorten_to_its_start_removes_a_leaf(fixture: TrieFixture) -> None:
-    """A leaf without tokens goes, and its state with it; its parent stays."""
     stem = fixture.append(fixture.trie.root, [1, 2])
     leaf = fixture.append(stem, [3])
     fixture.trie.shorten(leaf, 2)
@@ -249,7 +234,6 @@ def test_prune_forgets_empty_nodes_up_to_what_holds_something() -> None:
 
 
 def test_a_checkpoint_that_is_there_stays() -> None:
-    """Two requests save the same state at one place: the second is freed, once."""
     fixture = TrieFixture()
     node = fixture.append(fixture.trie.root, [1, 2])
     first = FakeCheckpoint(fixture.registry, [1, 2])
