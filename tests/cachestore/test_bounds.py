@@ -63,7 +63,7 @@ def test_a_flood_leaves_a_floor_untouched(stack: Stack, make_world: MakeWorld) -
     assert held(world, A) == 0, "without a floor the same flood takes all of it"
 
 
-def test_what_is_over_a_floor_goes_as_ever(make_world: MakeWorld) -> None:
+def test_state_above_a_floor_is_evicted(make_world: MakeWorld) -> None:
     world = make_world(KV, budget=1200)
     world.serve(conversation(1, 200), namespace=A)
     bound(world.cache, a=TenantBounds(floor=301))
@@ -72,7 +72,7 @@ def test_what_is_over_a_floor_goes_as_ever(make_world: MakeWorld) -> None:
     assert world.cache.tries.size.nbytes <= 1200
 
 
-def test_who_is_over_its_ceiling_goes_first(make_world: MakeWorld) -> None:
+def test_tenant_over_its_ceiling_goes_first(make_world: MakeWorld) -> None:
     """Its own oldest state goes, though all of another's is older; below it, the oldest goes."""
     world = make_world(KV, budget=1200)
     world.serve(conversation(1, 50), namespace=A)
@@ -138,7 +138,7 @@ BOUNDS = st.builds(
         max_size=25,
     ),
 )
-def test_nobody_is_taken_from_before_who_has_more(
+def test_eviction_respects_bounds_in_any_order(
     stack: Stack,
     bounds: tuple[TenantBounds, TenantBounds, TenantBounds],
     steps: list[tuple[str, Namespace, int]],
@@ -205,7 +205,7 @@ def test_a_floor_outlives_a_flood_and_a_restart(stack: Stack, folder: Path) -> N
 
 
 @pytest.mark.parametrize("bounds", [TenantBounds(disk=1000), None])
-def test_who_has_more_than_its_share_of_the_disk_is_forgotten_first(
+def test_tenant_over_its_disk_share_is_forgotten_first(
     folder: Path, bounds: TenantBounds | None
 ) -> None:
     """Its own oldest files go though another's are older; without a share the oldest do."""

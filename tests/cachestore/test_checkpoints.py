@@ -71,7 +71,7 @@ def test_prompt_offsets(
         (0, 0, [(200, Reason.HINT), (100, Reason.MESSAGE), (200, Reason.MESSAGE)], 4, []),
     ],
 )
-def test_hints_get_what_others_leave(
+def test_hints_get_the_checkpoints_left(
     cached: int, matched: int, boundaries: list[tuple[int, Reason]], kept: int, expected: list[int]
 ) -> None:
     """Those come first that spare the most tokens; a place of a lesser reason is theirs."""
@@ -188,7 +188,7 @@ def test_keep_divides_without_loss(items: list[tuple[int, Reason]], limit: int) 
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), REASONS), max_size=20), st.integers(0, 6))
-def test_a_higher_limit_keeps_what_a_lower_one_does(
+def test_higher_limit_keeps_superset_of_checkpoints(
     items: list[tuple[int, Reason]], limit: int
 ) -> None:
     everything = captured(*items)

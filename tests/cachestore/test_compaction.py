@@ -140,7 +140,7 @@ def test_a_conversation_is_a_few_segments(stack: Stack, pattern: Pattern) -> Non
 
 @pytest.mark.parametrize("shared", [30, 300, 3000])
 @pytest.mark.parametrize("stack", STATES, ids=lambda stack: stack.name)
-def test_what_is_shared_is_one_piece_more(stack: Stack, shared: int) -> None:
+def test_shared_beginning_is_one_segment_more(stack: Stack, shared: int) -> None:
     """Conversations in turn do not take their common beginning from one another all the time."""
     world, rng = World(stack), random.Random(shared)  # noqa: S311  (not a secret)
     agents = [Conversation(world, range(shared), seed) for seed in range(3)]
@@ -198,7 +198,7 @@ def test_segments_stay_few_whatever_else_happens(stack: Stack, folder: Path) -> 
 
 
 @pytest.mark.parametrize("stack", STATES, ids=lambda stack: stack.name)
-def test_what_is_pinned_is_not_joined(stack: Stack) -> None:
+def test_pinned_nodes_are_not_joined(stack: Stack) -> None:
     world = World(stack)
     agent = Conversation(world, range(SYSTEM), 0)
     for _ in range(10):

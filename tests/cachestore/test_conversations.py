@@ -36,7 +36,7 @@ def test_branch_creation_and_reuse(world: World) -> None:
     third.fail()
 
 
-def test_what_is_held_is_counted(make_world: MakeWorld) -> None:
+def test_held_bytes_count_leased_state_once(make_world: MakeWorld) -> None:
     world = make_world(KV)
     world.serve([*SYSTEM, *fresh(1, 30)])
     world.serve([*SYSTEM, *fresh(2, 30)])
@@ -160,7 +160,7 @@ def test_switching_branches_restores_each_ones_state(world: World) -> None:
             assert world.serve([*prompt, *answer, *fresh(turn, 5)]) == 140
 
 
-def test_only_what_was_used_is_refreshed(world: World) -> None:
+def test_only_used_nodes_are_refreshed(world: World) -> None:
     """Neither the path above a resumption nor the siblings beside it look younger after it."""
     world.serve([*SYSTEM, *fresh(1, 30)], fresh(2, 70), (40, Reason.SYSTEM))
     world.serve([*SYSTEM, *fresh(3, 30)], fresh(4, 70))
@@ -276,7 +276,7 @@ def test_agents_that_share_a_system_prompt_pay_for_it_once(
     assert world.serve([*SYSTEM, *fresh(3, 120)]) == 40
 
 
-def test_what_was_closed_can_be_read_back(world: World) -> None:
+def test_closed_requests_can_be_read_back(world: World) -> None:
     """The trie's own sequences are beginnings of what was computed, and hold all of it."""
     for seed in range(1, 6):
         world.serve([*SYSTEM[: 8 * seed], *fresh(seed, 10)], fresh(10 + seed, 70))

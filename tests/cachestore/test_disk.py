@@ -96,7 +96,7 @@ def test_the_owner_is_woken(tmp_path: Path) -> None:
         assert future.done()
 
 
-def test_an_owner_that_cannot_be_woken_harms_nobody(tmp_path: Path) -> None:
+def test_failing_wake_stops_no_thread(tmp_path: Path) -> None:
     def wake() -> None:
         raise RuntimeError("a fault of the owner")
 
@@ -280,7 +280,7 @@ def test_damaged_records_are_named(tmp_path: Path, damage: str) -> None:
         assert tier.statistics().records == 2
 
 
-def test_a_cancelled_verification_holds_nobody_up(tmp_path: Path) -> None:
+def test_cancelled_verification_delays_no_other(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=500_000))
         futures = [tier.verify([record] * 5) for _ in range(5)]
@@ -325,7 +325,7 @@ def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
-def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
+def test_closing_finishes_the_queue(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         for token in range(50):
             assert tier.write(job(token))

@@ -275,7 +275,9 @@ def test_other_transactions_may_fail(tmp_path: Path, clock: Clock) -> None:
         assert damaged(tier, record) == []
 
 
-def test_what_waits_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_writes_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tmp_path) as tier, monkeypatch.context() as patched:
         (record,) = write(tier, job(0))
         tries: list[object] = []

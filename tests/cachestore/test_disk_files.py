@@ -44,7 +44,7 @@ def load(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     )
 
 
-def test_mlx_loads_what_was_written(tmp_path: Path) -> None:
+def test_mlx_loads_written_files(tmp_path: Path) -> None:
     """Every type, also of no items or no dimensions, with odd lengths, and the metadata."""
     arrays = {
         name: (mx.random.normal((2, 3, 5)) * 100).astype(dtype)
@@ -132,7 +132,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
     ids=["length", "type", "name", "parts"],
 )
-def test_what_is_no_tensor_is_refused(tmp_path: Path, tensor: HostTensor) -> None:
+def test_tensor_of_wrong_size_is_refused(tmp_path: Path, tensor: HostTensor) -> None:
     with pytest.raises(ValueError, match="bytes are no"):
         write_file(tmp_path, new_name(), Payload({"x": tensor}, {}))
     assert list(tmp_path.iterdir()) == []

@@ -225,7 +225,7 @@ def test_rows_that_were_exchanged(folder: Path, stack: Stack, planted: str) -> N
 
 
 @pytest.mark.parametrize("column", ["tokens", "tenant", "name", "digest"])
-def test_a_pin_that_is_not_what_was_pinned(kept: Kept, column: str) -> None:
+def test_altered_pin_is_forgotten(kept: Kept, column: str) -> None:
     """It is forgotten with a warning, for good; the others stay, and it can be pinned again."""
     with copied(kept, kept.indices[0]) as folder:
         values = {"tokens": as_tokens(range(9)).tobytes(), "digest": bytes(16)}

@@ -103,7 +103,7 @@ def test_pins_are_kept_for_their_model(tmp_path: Path) -> None:
 # -- what is removed -----------------------------------------------------------------------
 
 
-def test_what_is_of_no_use_is_collected(tmp_path: Path) -> None:
+def test_useless_files_and_rows_are_collected(tmp_path: Path) -> None:
     """Unfinished files, files without a row, rows without their file: counted and removed."""
     kept, missing, short, folder = made(tmp_path, 4)
     (tmp_path / new_name()).write_bytes(b"123")
@@ -141,7 +141,7 @@ def test_an_older_format_is_collected(tmp_path: Path) -> None:
     assert len(own_names(tmp_path)) == 1
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     """Other names, folders and links, even of our names, whatever happens to the index."""
     outside = tmp_path / "outside"
     outside.write_bytes(b"precious")
@@ -220,7 +220,7 @@ CORRUPTION: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("corruption", CORRUPTION)
-def test_a_damaged_index_is_started_anew(tmp_path: Path, corruption: str) -> None:
+def test_damaged_index_is_replaced(tmp_path: Path, corruption: str) -> None:
     old = made(tmp_path)
     CORRUPTION[corruption](tmp_path)
     with structlog.testing.capture_logs() as logs, opened(tmp_path) as tier:

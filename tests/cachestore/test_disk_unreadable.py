@@ -76,7 +76,7 @@ def failing(number: int, asked: list[str], which: str = "") -> Callable[..., int
 
 
 @each_error
-def test_what_cannot_be_opened(
+def test_unopenable_file_is_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = tmp_path / new_name()
@@ -170,7 +170,7 @@ def test_a_whole_state_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
-def test_what_cannot_be_loaded_after_it_was_verified(
+def test_load_that_fails_after_verification(
     folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, error: Exception
 ) -> None:
     world = long_world(folder)
@@ -194,7 +194,7 @@ def test_what_cannot_be_loaded_after_it_was_verified(
     world.finish()
 
 
-def test_damage_beside_what_cannot_be_read(
+def test_damage_beside_an_unreadable_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Each is what it is: the one is forgotten with what goes on from it, the other waits."""

@@ -73,7 +73,7 @@ def test_one_byte_never_costs_a_conversation(world: World) -> None:
     assert left == (full - 1 if world.stack is KV else full)
 
 
-def test_squeezing_never_breaks_what_is_left(world: World) -> None:
+def test_eviction_byte_by_byte_stays_sound(world: World) -> None:
     """Byte after byte to nothing: what can be restored shrinks little by little, and stays true."""
     history = chat(world, 100, 4)
     cached = world.probe([*history, 1])[1]
@@ -179,7 +179,7 @@ def test_a_shared_prompt_survives_the_conversations_that_are_evicted(world: Worl
     keeper.fail()
 
 
-def test_no_budget_reaches_what_is_leased(world: World) -> None:
+def test_leased_state_stays_under_any_budget(world: World) -> None:
     """Neither zero nor less; and what was held goes when it is given back, however it ends."""
     for end in ("close", "fail"):
         world.cache.budget = 1 << 30
@@ -217,7 +217,7 @@ def test_clear_forgets_everything_of_everyone(world: World) -> None:
     assert world.cache.tries.statistics().evictions
 
 
-def test_pressure_of_one_tenant_takes_what_is_oldest_of_all(world: World) -> None:
+def test_eviction_takes_the_oldest_of_all_tenants(world: World) -> None:
     namespaces = [Namespace(tenant) for tenant in "abc"]
     for namespace in namespaces:
         world.serve(SYSTEM, fresh(1, 70), namespace=namespace)
@@ -313,7 +313,7 @@ def test_a_stack_without_spans_keeps_no_tokens_that_lead_nowhere(make_world: Mak
 
 
 @pytest.mark.parametrize("budget", [0, 300, 2000])
-def test_the_budget_holds_whenever_nobody_is_there(make_world: MakeWorld, budget: int) -> None:
+def test_budget_holds_without_leases(make_world: MakeWorld, budget: int) -> None:
     for stack in STACKS:
         world = make_world(stack, budget=budget)
         for seed in range(30):

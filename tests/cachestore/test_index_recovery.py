@@ -87,7 +87,7 @@ PROMPTS = st.lists(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(prompts=PROMPTS, longest=st.sampled_from([3, 7, 1 << 60]))
-def test_what_is_recovered_is_what_was_there(
+def test_recovered_index_equals_the_cache_before(
     stack: Stack, folder: Path, prompts: list[tuple[list[int], bool]], longest: int
 ) -> None:
     """Paths, offsets and files are the same, of both tenants, and nothing is collected."""
@@ -230,7 +230,7 @@ def test_whole_states_need_their_spans() -> None:
 
 
 @pytest.mark.parametrize("layout", [KV.layout, RECURRENT.layout, EVERYTHING.layout])
-def test_what_makes_no_sense_is_collected(layout: Layout) -> None:
+def test_inconsistent_records_are_collected(layout: Layout) -> None:
     path = as_tokens(range(30))
     bad = [
         span(1, path, 0, tokens=path[:29].tobytes()),

@@ -108,7 +108,7 @@ def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
     assert world.probe(range(5), namespace=open_lease.namespace)[1] == 4
 
 
-def test_a_lease_survives_what_others_do_to_its_path(world: World) -> None:
+def test_lease_survives_changes_of_its_path(world: World) -> None:
     world.serve(range(60))
     holder = world.begin(range(61)).prefill()
     assert holder.cached == (60 if world.stack is KV else 59)
@@ -131,7 +131,7 @@ def test_concurrent_requests_over_one_prompt_store_it_once(world: World) -> None
     assert world.cache.tries.size.nbytes == before
 
 
-def test_a_request_that_got_further_than_another_adds_only_what_is_new(world: World) -> None:
+def test_longer_request_adds_only_new_tokens(world: World) -> None:
     world.serve(range(10))
     longer, shorter = world.begin(range(40)).prefill(), world.begin(range(20)).prefill()
     shorter.close()
@@ -141,7 +141,7 @@ def test_a_request_that_got_further_than_another_adds_only_what_is_new(world: Wo
     assert world.probe(range(41))[1] == 39
 
 
-def test_a_checkpoint_finds_its_place_whatever_was_inserted_meanwhile(world: World) -> None:
+def test_checkpoint_finds_its_place_after_splits(world: World) -> None:
     """It stands at its offset, though the edge it was taken on has been split and extended."""
     world.serve(range(10))
     slow = world.begin(range(40), (25, Reason.MESSAGE)).prefill(30)
@@ -172,9 +172,7 @@ def test_none_are_left_where_none_may_be(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 41])
-def test_a_checkpoint_outside_of_what_was_computed_is_dropped(
-    make_world: MakeWorld, offset: int
-) -> None:
+def test_checkpoint_outside_computed_tokens_is_dropped(make_world: MakeWorld, offset: int) -> None:
     world = make_world(HYBRID)
     sequence = world.begin(range(41)).prefill()
     sequence.lease.capture(world.checkpoint(range(offset)), Reason.JUNCTION)
@@ -254,7 +252,7 @@ def test_an_exact_checkpoint_is_preferred_to_one_that_rewinds(make_world: MakeWo
     sequence.fail()
 
 
-def test_only_what_was_matched_is_retained(make_world: MakeWorld) -> None:
+def test_only_matched_tokens_are_retained(make_world: MakeWorld) -> None:
     """The rest of an edge that a request left belongs to another conversation, and may go."""
     world = make_world(KV)
     world.serve(range(1000))
@@ -266,9 +264,7 @@ def test_only_what_was_matched_is_retained(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
-def test_nothing_is_touched_by_a_prompt_that_nobody_knows(
-    make_world: MakeWorld, stack: Stack
-) -> None:
+def test_unknown_prompt_touches_nothing(make_world: MakeWorld, stack: Stack) -> None:
     """A miss neither retains nor refreshes a checkpoint that happens to rewind to nothing."""
     world = make_world(stack)
     world.serve(range(10))

@@ -35,7 +35,7 @@ def test_what_is_written_where_it_lies_is_counted_whole(folder: Path) -> None:
     world.finish()
 
 
-def test_what_stays_beside_what_was_given_up_is_counted_twice(folder: Path) -> None:
+def test_copy_beside_a_lent_storage_is_counted(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     kept = world.begin([*range(60), 777])
@@ -53,7 +53,7 @@ def test_what_stays_beside_what_was_given_up_is_counted_twice(folder: Path) -> N
     world.finish()
 
 
-def test_what_lies_with_what_is_written_is_not_evicted(folder: Path) -> None:
+def test_neighbours_in_a_lent_storage_are_not_evicted(folder: Path) -> None:
     world = PagedWorld(KV, folder, queue=1)
     world.serve(range(100))
     world.begin([*range(60), 777]).fail()
@@ -112,7 +112,7 @@ def test_a_storage_is_lent_once(folder: Path) -> None:
     world.finish()
 
 
-def test_what_is_lent_stays_so_wherever_it_lies(folder: Path) -> None:
+def test_lent_storage_stays_lent_after_join(folder: Path) -> None:
     world = PagedWorld(KV, folder, longest=40)
     world.serve(range(40))
     world.write_all()
@@ -132,7 +132,7 @@ def test_what_is_lent_stays_so_wherever_it_lies(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["fails", "refused", "given up"])
-def test_what_is_not_written_is_not_lent_any_more(folder: Path, how: str) -> None:
+def test_failed_write_ends_the_loan(folder: Path, how: str) -> None:
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     span = world.node(100).span

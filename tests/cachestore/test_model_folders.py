@@ -74,7 +74,7 @@ def test_a_model_under_another_name_keeps_its_state(tmp_path: Path) -> None:
     folders.close()
 
 
-def test_what_rests_longest_goes_first(tmp_path: Path) -> None:
+def test_model_unused_longest_goes_first(tmp_path: Path) -> None:
     old, new = tmp_path / f"old-{A}", tmp_path / f"new-{B}"
     olds, news = fill(old, A, 30, 10, 20), fill(new, B, 1, 2, 3)
     rest_since(old, 1000)

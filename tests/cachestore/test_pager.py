@@ -36,7 +36,7 @@ def stored_tokens(world: PagedWorld) -> list[int]:
 # -- only what is new ----------------------------------------------------------------------
 
 
-def test_only_what_is_new_is_written(folder: Path) -> None:
+def test_only_new_tokens_are_written(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     talk = conversation(1, 5 * 700)
     for turn in range(1, 6):
@@ -81,7 +81,7 @@ def test_forks_splits_and_evictions_rewrite_nothing(folder: Path) -> None:
     world.finish()
 
 
-def test_what_is_cut_while_it_is_written_is_not_written_again(folder: Path) -> None:
+def test_split_during_a_write_is_not_rewritten(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.tier.slow = True
@@ -98,7 +98,7 @@ def test_what_is_cut_while_it_is_written_is_not_written_again(folder: Path) -> N
     world.finish()
 
 
-def test_what_is_joined_while_it_is_written_stays_under_way(folder: Path) -> None:
+def test_joined_node_stays_under_way_while_written(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.tier.slow = True
@@ -196,7 +196,7 @@ def test_a_child_is_not_kept_without_its_parent(folder: Path) -> None:
     world.finish()
 
 
-def test_what_always_fails_holds_up_nobody(folder: Path) -> None:
+def test_failing_write_delays_no_other(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     world.serve(conversation(1, 30))
     world.codec.poisoned = 1
@@ -383,7 +383,7 @@ def test_a_copy_needs_room(folder: Path) -> None:
     world.finish()
 
 
-def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
+def test_released_state_is_counted_while_written(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.tier.slow = True
@@ -410,7 +410,7 @@ def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
     world.finish()
 
 
-def test_what_is_joined_in_flight_is_counted_at_once(folder: Path) -> None:
+def test_join_during_a_write_is_counted_at_once(folder: Path) -> None:
     world = PagedWorld(KV, folder, longest=40)
     world.serve(range(40))
     world.serve(range(100))
@@ -426,7 +426,7 @@ def test_what_is_joined_in_flight_is_counted_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Path) -> None:
+def test_forgotten_write_goes_to_no_other_path(stack: Stack, folder: Path) -> None:
     """Another path may begin like it by then: it gets the tokens that they share, or none."""
     world = PagedWorld(stack, folder)
     world.serve(range(40))
@@ -442,9 +442,7 @@ def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Pa
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 @pytest.mark.parametrize("persisted", [True, False])
-def test_what_was_cleared_does_not_come_back(
-    stack: Stack, folder: Path, *, persisted: bool
-) -> None:
+def test_cleared_state_does_not_return(stack: Stack, folder: Path, *, persisted: bool) -> None:
     world = PagedWorld(stack, folder, interval=10)
     world.serve(range(60))
     world.serve([*range(20), *range(100, 130)])
@@ -500,7 +498,7 @@ def test_deep_paths_are_forgotten() -> None:
     assert len(trie.persistence.files.unused()) == 3000
 
 
-def test_forgetting_prunes_what_leads_nowhere() -> None:
+def test_forgetting_prunes_stateless_junctions() -> None:
     trie = RadixTrie()
     upper = trie.append(trie.root, as_tokens([1]), None)
     middle = trie.append(upper, as_tokens([2]), None)
@@ -514,7 +512,7 @@ def test_forgetting_prunes_what_leads_nowhere() -> None:
 # -- paths that are partly on disk only ----------------------------------------------------
 
 
-def test_what_is_computed_again_is_not_written_again(stack: Stack, folder: Path) -> None:
+def test_recomputed_state_is_not_rewritten(stack: Stack, folder: Path) -> None:
     world = PagedWorld(stack, folder, longest=30)
     for end in (30, 60, 90):
         world.serve(range(end))
@@ -543,7 +541,7 @@ def test_a_request_resumes_where_memory_ends(folder: Path) -> None:
     world.finish()
 
 
-def test_only_a_leaf_loses_what_the_disk_lacks(folder: Path) -> None:
+def test_only_a_leaf_loses_unwritten_tokens(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.write_all()
@@ -591,7 +589,7 @@ def test_whole_states_return(stack: Stack, folder: Path) -> None:
     world.finish()
 
 
-def test_a_write_ends_where_what_it_writes_was_joined_and_cut(folder: Path) -> None:
+def test_write_ends_on_all_parts_of_a_changed_node(folder: Path) -> None:
     with PagedWorld(KV, folder) as world:
         world.tier.slow = True
         world.serve([1])

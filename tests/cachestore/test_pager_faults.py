@@ -327,7 +327,7 @@ def test_a_trie_that_is_gone_when_its_write_is_done(folder: Path) -> None:
     world.finish()
 
 
-def test_what_the_disk_forgets_while_more_of_it_is_written(folder: Path) -> None:
+def test_path_forgotten_while_its_end_is_written(folder: Path) -> None:
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.write_all()

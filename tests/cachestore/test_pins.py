@@ -23,7 +23,7 @@ def serve(world: World, *tokens: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-def test_what_is_pinned_outlives_all_pressure(stack: Stack) -> None:
+def test_pinned_state_outlives_eviction_and_clear(stack: Stack) -> None:
     """Evicting and clearing leave a pinned path's state, and take it once it is unpinned."""
     world = World(stack, interval=4)
     pins = world.cache.pins
@@ -76,7 +76,7 @@ def test_a_refusal_tells_nothing_of_others_pins() -> None:
     assert len(set(told)) == 1
 
 
-def test_no_size_that_one_tries_tells_what_others_pinned() -> None:
+def test_refusals_hide_the_size_of_others_pins() -> None:
     """Where no part is left the answer is the same for each, and a tenant that has one keeps it."""
     world = World(KV, budget=4 * 400)
     pins = world.cache.pins
@@ -94,7 +94,7 @@ def test_no_size_that_one_tries_tells_what_others_pinned() -> None:
         pins.pin("t8", "x", as_tokens(range(5)), operator=True)
 
 
-def test_a_refusal_names_what_ones_own_pins_hold() -> None:
+def test_refusal_lists_own_pins_by_size() -> None:
     world = World(KV, budget=4 * 100)
     pins = world.cache.pins
     for name, start, tokens in (("little", 0, 10), ("much", 100, 20)):

@@ -129,7 +129,7 @@ def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
     world.finish()
 
 
-def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
+def test_state_being_written_makes_no_room(folder: Path) -> None:
     world = PagedWorld(KV, folder, memory=BUDGET)
     world.serve(conversation(0, 100))
     world.tier.slow = True
@@ -147,7 +147,7 @@ def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
     world.finish()
 
 
-def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
+def test_nodes_above_a_write_stay(folder: Path) -> None:
     world = PagedWorld(KV, folder, memory=BUDGET, longest=80)  # the end is written where it lies
     world.serve(range(40))
     world.write_all()
@@ -202,7 +202,7 @@ def test_an_empty_cache_shrinks_to_something(make_world: MakeWorld) -> None:
     assert pool.make_room(Size(1000))
 
 
-def test_what_is_held_survives_a_shrinking(make_world: MakeWorld) -> None:
+def test_leased_state_survives_shrinking(make_world: MakeWorld) -> None:
     """Pinned state stays, even if that is more than the budget; room is negative then."""
     world = make_world(KV)
     pool = pool_of(world)

@@ -63,7 +63,7 @@ def test_it_is_computed_once_and_read_by_all(world: World) -> None:
     end(world, pins)
 
 
-def test_what_follows_is_its_tenants_alone(world: World) -> None:
+def test_continuation_is_its_tenants_alone(world: World) -> None:
     """The same request of another tenant resumes where what is shared ends, and knows no more."""
     pins = shared(world)
     prompt, _ = follow(world, A, 1)
@@ -105,7 +105,7 @@ def test_the_longest_counts(world: World) -> None:
     end(world, pins)
 
 
-def test_shared_no_more_it_is_forgotten_with_what_follows(world: World) -> None:
+def test_unsharing_forgets_prompt_and_continuations(world: World) -> None:
     pins = shared(world)
     prompt, _ = follow(world, A, 1)
     running = world.begin([*prompt, 7], namespace=A)
@@ -121,7 +121,7 @@ def test_shared_no_more_it_is_forgotten_with_what_follows(world: World) -> None:
     world.finish()
 
 
-def test_declaring_it_again_keeps_what_follows(world: World) -> None:
+def test_sharing_again_keeps_continuations(world: World) -> None:
     pins = shared(world)
     prompt, _ = follow(world, A, 1)
     running = world.begin([*prompt, 7], namespace=A)
@@ -132,7 +132,7 @@ def test_declaring_it_again_keeps_what_follows(world: World) -> None:
     end(world, pins)
 
 
-def test_what_was_there_before_it_was_shared_is_computed_again(world: World) -> None:
+def test_older_conversation_moves_below_shared_prompt(world: World) -> None:
     prompt, _ = follow(world, A, 1)
     pins = shared(world)
     assert world.serve([*prompt, 7], namespace=A) == len(PROMPT)
@@ -141,7 +141,7 @@ def test_what_was_there_before_it_was_shared_is_computed_again(world: World) -> 
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-def test_it_survives_a_restart_with_what_follows(stack: Stack, folder: Path) -> None:
+def test_shared_prompt_and_continuations_survive_restart(stack: Stack, folder: Path) -> None:
     with PagedWorld(stack, folder) as world:
         share(world, world.cache.pins)
         prompt, _ = follow(world, A, 1)
@@ -158,7 +158,7 @@ def test_it_survives_a_restart_with_what_follows(stack: Stack, folder: Path) -> 
         world.finish()
 
 
-def test_what_cannot_be_read_back_is_not_shared(folder: Path) -> None:
+def test_unreadable_prompt_is_not_shared(folder: Path) -> None:
     with PagedWorld(KV, folder) as world:
         share(world, world.cache.pins)
         prompt, _ = follow(world, A, 1)

@@ -46,57 +46,51 @@ class Machine:
         return [seen.share for seen in self.live([(1.0, level)] * seconds)]
 
 
-def test_all_may_be_used_without_pressure() -> None:
+# Levels, the seconds that each lasts, and the shares of these seconds; None is any.
+Script = list[tuple[Pressure, int, list[float] | None]]
+SCRIPTS: dict[str, Script] = {
+    "without pressure all may be used": [(NORMAL, 100, [1.0] * 100)],
+    "a warning takes a tenth at once and every five seconds": [
+        (WARNING, 60, [0.9] * 5 + [0.8] * 5 + [0.7] * 5 + [0.6] * 5 + [0.5] * 40)
+    ],
+    "critical takes half at once and a tenth every two seconds": [
+        (CRITICAL, 30, [0.5, 0.5, 0.4, 0.4, 0.3, 0.3] + [0.25] * 24)
+    ],
+    "critical does not wait for the warning's next step": [
+        (WARNING, 1, [0.9]),
+        (CRITICAL, 1, [0.5]),
+    ],
+    "critical goes on from half": [(WARNING, 60, None), (CRITICAL, 5, [0.4, 0.4, 0.3, 0.3, 0.25])],
+    "a warning gives nothing back": [(CRITICAL, 4, None), (WARNING, 100, [0.4] * 100)],
+    "it grows after thirty seconds and then every ten": [
+        (CRITICAL, 30, None),
+        (NORMAL, 29, [0.25] * 29),
+        (NORMAL, 70, [share / 100 for share in range(35, 96, 10) for _ in range(10)]),
+        (NORMAL, 11, [1.0] * 11),
+    ],
+    "pressure in between starts the wait again": [
+        (CRITICAL, 30, None),
+        (NORMAL, 29, None),
+        (WARNING, 1, [0.25]),
+        (NORMAL, 30, [0.25] * 29 + [0.35]),
+        (NORMAL, 9, None),
+        (WARNING, 1, [0.35]),
+        (NORMAL, 30, [0.35] * 29 + [0.45]),
+    ],
+    "a warning after a step up takes it back at once": [
+        (WARNING, 60, None),
+        (NORMAL, 30, [0.5] * 29 + [0.6]),
+        (WARNING, 1, [0.5]),
+    ],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_share_over_time(script: Script) -> None:
     machine = Machine()
-    assert machine.shrink.share == 1
-    assert machine.hold(NORMAL, 100) == [1.0] * 100
-
-
-def test_a_warning_takes_a_tenth_at_once_and_every_five_seconds() -> None:
-    shares = Machine().hold(WARNING, 60)
-    assert shares[:11] == [0.9] * 5 + [0.8] * 5 + [0.7]
-    assert shares[20:] == [0.5] * 40
-
-
-def test_critical_takes_half_at_once_and_a_tenth_every_two_seconds() -> None:
-    shares = Machine().hold(CRITICAL, 30)
-    assert shares[:6] == [0.5, 0.5, 0.4, 0.4, 0.3, 0.3]
-    assert shares[6:] == [0.25] * 24
-
-
-def test_critical_does_not_wait_for_the_warnings_next_step() -> None:
-    machine = Machine()
-    assert machine.hold(WARNING, 1) == [0.9]
-    assert machine.hold(CRITICAL, 1) == [0.5]
-    machine = Machine()
-    machine.hold(WARNING, 60)
-    assert machine.hold(CRITICAL, 5) == [0.4, 0.4, 0.3, 0.3, 0.25]
-
-
-def test_a_warning_gives_nothing_back() -> None:
-    machine = Machine()
-    machine.hold(CRITICAL, 4)
-    assert machine.hold(WARNING, 100) == [0.4] * 100
-
-
-def test_it_grows_after_thirty_seconds_and_then_every_ten() -> None:
-    machine = Machine()
-    machine.hold(CRITICAL, 30)
-    shares = machine.hold(NORMAL, 110)
-    assert shares[:29] == [0.25] * 29
-    assert shares[29:50] == [0.35] * 10 + [0.45] * 10 + [0.55]
-    assert shares[98:] == [0.95] + [1.0] * 11
-
-
-def test_pressure_in_between_starts_the_wait_anew() -> None:
-    machine = Machine()
-    machine.hold(CRITICAL, 30)
-    machine.hold(NORMAL, 29)
-    assert machine.hold(WARNING, 1) == [0.25]
-    assert machine.hold(NORMAL, 30) == [0.25] * 29 + [0.35]
-    machine.hold(NORMAL, 9)
-    assert machine.hold(WARNING, 1) == [0.35]
-    assert machine.hold(NORMAL, 30) == [0.35] * 29 + [0.45]
+    for level, seconds, expected in script:
+        shares = machine.hold(level, seconds)
+        assert shares == expected or expected is None
 
 
 def test_a_signal_that_flaps_only_shrinks_and_no_faster_than_one_that_lasts() -> None:
@@ -105,13 +99,6 @@ def test_a_signal_that_flaps_only_shrinks_and_no_faster_than_one_that_lasts() ->
     assert shares == sorted(shares, reverse=True)
     assert shares[:12] == [0.9] * 6 + [0.8] * 6
     assert shares[-1] == 0.5
-
-
-def test_a_warning_after_a_step_up_takes_it_back_at_once() -> None:
-    machine = Machine()
-    machine.hold(WARNING, 60)
-    assert machine.hold(NORMAL, 30)[-1] == 0.6
-    assert machine.hold(WARNING, 1) == [0.5]
 
 
 @pytest.mark.parametrize("level", [WARNING, CRITICAL])
@@ -203,7 +190,7 @@ def test_recovery_is_monotone_and_whole(history: list[tuple[float, Pressure]]) -
 
 
 @given(HISTORIES)
-def test_lasting_pressure_gets_what_it_asks_for(history: list[tuple[float, Pressure]]) -> None:
+def test_lasting_pressure_shrinks_to_its_floor(history: list[tuple[float, Pressure]]) -> None:
     """Whatever was before: half of the budget within 25 s, three quarters in six more."""
     machine = Machine()
     machine.live(history)

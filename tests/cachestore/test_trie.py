@@ -122,7 +122,7 @@ def test_merge_joins_tokens_state_and_recency(fixture: TrieFixture) -> None:
     fixture.check()
 
 
-def test_merge_refuses_what_would_lose_a_place_or_a_branch(fixture: TrieFixture) -> None:
+def test_merge_refuses_to_lose_a_place_or_a_branch(fixture: TrieFixture) -> None:
     """The root, a junction, a retained node and a checkpoint's node are never merged away."""
     upper = fixture.append(fixture.trie.root, [1])
     lower = fixture.append(upper, [2])
@@ -215,7 +215,7 @@ def test_retaining_holds_the_whole_path_and_releasing_gives_it_back() -> None:
     assert not any(node.ref_count for node in (trie.root, *trie.nodes()))
 
 
-def test_prune_forgets_empty_nodes_up_to_what_holds_something() -> None:
+def test_prune_stops_at_state_leases_and_branches() -> None:
     """Tokens without state lead nowhere; a checkpoint, a lease or a branch keeps what is above."""
     registry, trie = Registry(), RadixTrie()
     held = trie.append(trie.root, as_tokens([1]), None)
@@ -245,7 +245,7 @@ def test_a_checkpoint_that_is_there_stays() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=12))
-def test_the_trie_knows_exactly_what_was_inserted(sequences: list[list[int]]) -> None:
+def test_match_is_longest_common_prefix_of_inserted(sequences: list[list[int]]) -> None:
     """Against a list of sequences: the match is the longest beginning that any of them has."""
     fixture = TrieFixture()
     for sequence in sequences:
