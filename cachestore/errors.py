@@ -2,7 +2,7 @@
 
 
 class CacheError(Exception):
-    """The cache is, or would come to be, in a state it must not be in."""
+    """An operation would break an invariant of the cache, or one is broken."""
 
 
 class LeaseClosedError(CacheError):

@@ -201,7 +201,7 @@ def evict_excess(
             most = excess(trie)
             nbytes = most if over.within(NOTHING) else min(over.nbytes, most)
             end = node.start if over.buffers > 0 else shortened(node, nbytes)
-            # What is on disk is left to it as a whole, and only if the rest is not enough.
+            # Tokens on disk are paged out together, and only if the others are not enough.
             trie.shorten(node, max(end, node.persisted_end))
         model_of[trie].page_outs += on_disk
         model_of[trie].evictions += not on_disk

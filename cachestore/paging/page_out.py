@@ -218,7 +218,7 @@ class PageOut:
         job.end()
         trie, record = self._cache.tries.get(job.namespace), written.record
         path = [] if trie is None else trie.match(job.path).node.path()
-        # What was written may have been joined with what follows, and cut from it again.
+        # The written node may have been joined with the next one, and cut again.
         pending = [job.node, *path]
         while pending:
             node = pending.pop()
