@@ -84,7 +84,7 @@ ATTRIBUTES = {
 # The most lines of a folder's modules together: a reader has to hold them. Raise one only for what
 # is worth that.
 MOST_LINES = {
-    "cachestore": 5_195,
+    "cachestore": 5_191,
     "daemon/config": 995,
     "daemon/http": 2_606,
     "daemon/identity": 740,
