@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from umbel.daemon.config import Settings
-from umbel.daemon.models.advice import SHARED, Entry, table
+from umbel.daemon.models.catalog import SHARED, Entry, table
 from umbel.daemon.models.fit import Machine, agents, fit, machine_of
-from umbel.daemon.models.machine import Device, Planned
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 
-_GIB, _GB = 1 << 30, 10**9
+_GIB = 1 << 30
 _MACS = (16, 32, 64, 128, 192, 512)
 _GPUS = (24, 48, 80, 141)
 _HISTORIES = (8192, 32768, 131072)
@@ -33,10 +32,10 @@ def page() -> str:
 
 def _tables() -> Iterator[str]:
     for size in _MACS:
-        machine = machine_of(Planned(size * _GIB, Device.MAC))
+        machine = machine_of(f"{size}GiB", "mac")
         yield from _of_machine(f"A Mac with {size} GB", machine)
     for size in _GPUS:
-        machine = machine_of(Planned(size * _GB, Device.GPU))
+        machine = machine_of(f"{size}GB", "gpu")
         yield from _of_machine(f"A GPU with {size} GB", machine)
     yield "\n## What they are good for\n\n| model | weights | good for |\n|---|---|---|\n"
     for entry in table().models:

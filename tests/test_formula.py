@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from umbel.daemon.config import SETTINGS
-from umbel.daemon.lifecycle import state_saving
+from umbel.daemon.models import assembly
 
 from .test_packaging import locked
 
@@ -125,7 +125,7 @@ def test_the_service_is_the_job_that_umbel_ships() -> None:
     grace = re.fullmatch(r'UMBEL_STOP_GRACE: "(\d+)"', variables)
     assert grace is not None
     assert "stop_grace" in SETTINGS
-    assert int(grace[1]) + state_saving._SAVE_GRACE < LAUNCHD_KILLS
+    assert int(grace[1]) + assembly._SAVE_GRACE < LAUNCHD_KILLS
     assert set(job) == {"Label", "Sockets", "ExitTimeOut", "SoftResourceLimits", "Umask"}
 
 

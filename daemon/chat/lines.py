@@ -1,21 +1,22 @@
-"""Where a chat's questions come from, if that is not a terminal with line editing."""
+"""Questions of a chat, line by line: from a pipe, or from a terminal with line editing."""
 
 import asyncio
 import os
+import signal
 import sys
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import ClientError
+from .conversation import COMMANDS
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 _PIECE = 65536
 _LONGEST = 64 << 20  # bytes of a prompt; a daemon takes fewer
-
-
-class Lines(Protocol):
-    """What is said to the model, line by line."""
-
-    async def next(self) -> str | None:
-        """Wait for a line, without its end; None at the end of input."""
 
 
 class PipedLines:
@@ -64,7 +65,7 @@ async def _read(source: int) -> bytes:
     try:
         loop.add_reader(source, ready.set)
     except OSError:
-        return os.read(source, _PIECE)  # a regular file, which never keeps a reader waiting
+        return os.read(source, _PIECE)  # a regular file never blocks
     try:
         await ready.wait()
     finally:
@@ -73,5 +74,78 @@ async def _read(source: int) -> bytes:
 
 
 def _text(read: bytes) -> str:
-    """Read bytes as UTF-8, whatever the locale says: it is often C where there is a pipe."""
+    """Read bytes as UTF-8, whatever the locale: it is often C beside a pipe."""
     return read.decode("utf-8", errors="replace")
+
+
+class EditedLines:
+    """Lines from the terminal. Pasted text may have several; Alt-Enter begins another.
+
+    Args:
+        session: of `edited_session`.
+    """
+
+    def __init__(self, session: "PromptSession[str]") -> None:
+        self._session = session
+
+    async def next(self) -> str | None:
+        """Wait for a line; an empty one after Ctrl-C, None at the end of input."""
+        # The library handles a signal of its own through asyncio, which takes this away.
+        previous = signal.set_wakeup_fd(-1)
+        try:
+            return await self._session.prompt_async("> ", handle_sigint=False)
+        except KeyboardInterrupt:
+            return ""
+        except EOFError:
+            return None
+        finally:
+            signal.set_wakeup_fd(previous, warn_on_full_buffer=False)
+
+    def interrupt(self) -> None:
+        """Clear the line that is being written, for a SIGINT from outside."""
+        if self._session.app.is_running:
+            self._session.app.exit(exception=KeyboardInterrupt())
+
+
+def edited_session() -> "PromptSession[str]":
+    """Make a session of prompt_toolkit, with a history of earlier chats."""
+    import platformdirs  # noqa: PLC0415  (a pipe needs none of these)
+    from prompt_toolkit import PromptSession  # noqa: PLC0415
+    from prompt_toolkit.completion import WordCompleter  # noqa: PLC0415
+
+    return PromptSession(
+        history=_history(platformdirs.user_state_path("umbel") / "chat_history"),
+        key_bindings=_keys(),
+        completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
+        complete_while_typing=False,
+        prompt_continuation="… ",
+        enable_history_search=True,
+    )
+
+
+def _history(path: Path) -> "History":
+    """Open the history, for its owner only; in memory if the file cannot be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415  (likewise)
+
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(opened, 0o600)
+        finally:
+            os.close(opened)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _keys() -> "KeyBindings":
+    from prompt_toolkit.key_binding import KeyBindings  # noqa: PLC0415  (likewise)
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def begin_line(event: "KeyPressEvent") -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys

@@ -1,8 +1,7 @@
-"""A client of a daemon on a Unix socket, for the command line."""
+"""A client of a daemon on a Unix socket, for commands."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -11,11 +10,12 @@ import msgspec
 from ..errors import ClientError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=120)
-# Every pause in a stream is shorter: the daemon sends comments.
+# Pauses in a stream are shorter: the daemon sends comments.
+_OK = 200
 
 
 class StreamEvent(msgspec.Struct):
-    """One event of a stream: text, and at the end why it ended, and the usage."""
+    """One event of a stream: text, and in the last ones the reason of the end, and the usage."""
 
     text: str = ""
     usage: dict[str, Any] | None = None
@@ -40,12 +40,7 @@ class Client:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -58,19 +53,11 @@ class Client:
         return await self._ask("GET", route)
 
     async def post(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Post a JSON document, and read the answer.
-
-        Raises:
-            ClientError: as from `get`.
-        """
+        """Post a JSON document, and return the answer; raises as `get` does."""
         return await self._ask("POST", route, body)
 
     async def delete(self, route: str) -> dict[str, Any]:
-        """Delete something, and read the answer.
-
-        Raises:
-            ClientError: as from `get`.
-        """
+        """Delete a resource, and return the answer; raises as `get` does."""
         return await self._ask("DELETE", route)
 
     async def _ask(
@@ -116,7 +103,7 @@ class Client:
             async with self._connected.post(
                 "/v1/chat/completions", json=body, headers=headers
             ) as response:
-                if response.status != 200:  # noqa: PLR2004
+                if response.status != _OK:
                     raise ClientError(_message(await response.read()))
                 async for line in response.content:
                     if line.startswith(b"data: {"):
@@ -132,12 +119,12 @@ class Client:
 
 
 def _unreachable(path: Path, error: Exception) -> str:
-    """Say why nobody answers on a socket, and what to do."""
+    """Explain why no daemon answers on a socket, with advice."""
     match getattr(error, "os_error", error):
         case FileNotFoundError():
             why = "there is no such socket; umbel serve starts a daemon, or name its --socket"
         case ConnectionRefusedError():
-            why = "nobody listens there any more; umbel serve starts another"
+            why = "its daemon has ended; umbel serve starts another"
         case PermissionError():
             why = "it is another user's"
         case TimeoutError():
@@ -150,7 +137,7 @@ def _unreachable(path: Path, error: Exception) -> str:
 
 
 def _broken_off(path: Path, error: Exception) -> str:
-    """Say why an answer that was streamed has no end."""
+    """Explain why a streamed answer has no end."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return _unreachable(path, error)
     if isinstance(error, TimeoutError):

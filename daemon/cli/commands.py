@@ -1,4 +1,4 @@
-"""The commands of `umbel`, but for those that have a group of their own."""
+"""The commands of `umbel`, except those with a group of their own."""
 
 import os
 from collections.abc import Callable
@@ -8,12 +8,10 @@ import typer
 
 from ..config import SETTINGS, Settings
 from ..errors import ClientError, ConfigError, FlagError, ServiceError, StartError
-from ..lifecycle.early_signals import has_terminal
-from ..lifecycle.signals import StopSignals
+from ..lifecycle.signals import StopSignals, has_terminal
 from . import cache, keys, models, service
-from .group import Group
+from .group import Group, fail, refuse, report_console, run
 from .options import takes_settings
-from .running import fail, refuse, report_console, run
 
 app = typer.Typer(
     name="umbel",
@@ -29,14 +27,12 @@ app.add_typer(service.app, name="service")
 
 _MODEL = SETTINGS["model"]
 _OTHER_WAYS = (
-    "What is set here can also stand in umbel.toml or in a variable: --max-batch as max_batch or "
-    "as UMBEL_MAX_BATCH. An option is stronger than a variable, and a variable than the file."
+    "Each option is also a key of umbel.toml and a variable: --max-batch is max_batch there, and "
+    "UMBEL_MAX_BATCH. An option overrides a variable, and a variable the file."
 )
 MaxTokens = Annotated[
     int, typer.Option(min=1, help="Most tokens of an answer.", metavar="<tokens>")
 ]
-
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -45,7 +41,7 @@ def _version(
     *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     if version:
-        from ... import __version__  # noqa: PLC0415  (looked up where it is asked for)
+        from ... import __version__  # noqa: PLC0415  (reads the package's metadata)
 
         typer.echo(__version__)
         raise typer.Exit
@@ -56,8 +52,8 @@ def _version(
 def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
     """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
     from ..observability import logs  # noqa: PLC0415  (keeps --help quick)
-    from ..terminal.console import standard_error  # noqa: PLC0415  (as above)
-    from ..terminal.display import TerminalDisplay  # noqa: PLC0415  (as above)
+    from ..terminal.console import standard_error  # noqa: PLC0415  (likewise)
+    from ..terminal.display import TerminalDisplay  # noqa: PLC0415  (likewise)
 
     console = standard_error() if settings.log_format == "text" else None
     try:
@@ -81,7 +77,7 @@ def _announce() -> None:
     """Write the first line, before the imports that take seconds."""
     import structlog  # noqa: PLC0415  (keeps --help quick)
 
-    from ... import __version__  # noqa: PLC0415  (as above)
+    from ... import __version__  # noqa: PLC0415  (likewise)
 
     structlog.get_logger().info("starting", version=__version__, pid=os.getpid())
 
@@ -91,13 +87,13 @@ def _announce() -> None:
 def chat(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The question; a pipe is put below it. Without both: a conversation."),
+        typer.Argument(help="The question; piped text follows it. Without both: a conversation."),
     ] = None,
     *,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Which of the daemon's models answers; with --private, the one to load.",
+            help="The daemon's model that answers; with --private, the one to load.",
             metavar="<name>",
         ),
     ] = None,
@@ -121,25 +117,27 @@ def chat(
     settings: Settings,
 ) -> None:
     """Talk to the running daemon; at a terminal, to a private one if none runs."""
-    from .. import chat as conversation  # noqa: PLC0415  (keeps --help quick)
+    from ..chat.conversation import Options  # noqa: PLC0415  (keeps --help quick)
+    from ..chat.session import Wanted  # noqa: PLC0415  (likewise)
+    from ..chat.session import chat as converse  # noqa: PLC0415  (likewise)
 
     if lines and prompt is not None:
         refuse(FlagError("a prompt is one question, and --lines reads many"))
     default = SETTINGS["model"].default
     configured = settings.model != default or settings.models or settings.socket
-    wanted = conversation.Wanted(
+    wanted = Wanted(
         settings.socket_path,
         model=None if private else model,
         private=settings.source_of(model or settings.model) if private else None,
         otherwise=None if configured or model else default,
     )
     signals = StopSignals()
-    work = conversation.chat(
+    work = converse(
         prompt,
         wanted=wanted,
         lines=lines,
         system=system,
-        options=conversation.Options(max_tokens, temperature),
+        options=Options(max_tokens, temperature),
         signals=signals,
     )
     run(work, signals)
@@ -163,10 +161,10 @@ def demo(
 @takes_settings("socket", serves=False)
 def top(
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print what it does now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print its present state, and end.")] = False,
     settings: Settings,
 ) -> None:
-    """Show what the running daemon does, live, until q or Ctrl-C."""
+    """Show the running daemon live, until q or Ctrl-C."""
     from ..terminal import top as live  # noqa: PLC0415  (keeps --help quick)
 
     signals = StopSignals()
@@ -177,10 +175,10 @@ def top(
 @takes_settings("socket", "stop_grace", serves=False)
 def stop(*, settings: Settings) -> None:
     """Stop the daemon in order, and wait until it has ended; a second time cuts the grace short."""
-    from .stop import stop as end  # noqa: PLC0415  (keeps --help quick)
+    from .private import stop_running  # noqa: PLC0415  (keeps --help quick)
 
     try:
-        pid = end(settings.socket_path, settings.stop_grace)
+        pid = stop_running(settings.socket_path, settings.stop_grace)
     except ClientError as error:
         fail(error)
     typer.echo(f"stopped the daemon on {settings.socket_path} (pid {pid})")
@@ -189,12 +187,12 @@ def stop(*, settings: Settings) -> None:
 @app.command()
 @takes_settings("log_file", serves=False)
 def logs(*, settings: Settings) -> None:
-    """Show the end of the daemon's log, and what comes, until Ctrl-C."""
-    from ..installation import find, follow  # noqa: PLC0415  (keeps --help quick)
+    """Show the end of the daemon's log, and new lines, until Ctrl-C."""
+    from ..installation import find, follow_file  # noqa: PLC0415  (keeps --help quick)
 
     try:
         if settings.log_path is not None:
-            raise typer.Exit(follow(settings.log_path))
+            raise typer.Exit(follow_file(settings.log_path))
         raise typer.Exit(find(system=False).follow_log())
     except ConfigError as error:
         fail(error)
@@ -205,7 +203,7 @@ def logs(*, settings: Settings) -> None:
 @app.command()
 @takes_settings("socket", serves=False)
 def ps(*, json: Json = False, settings: Settings) -> None:
-    """Print the requests that run or wait, and what each waits for."""
+    """Print running and waiting requests, with the reason of each wait."""
     from ..terminal import top as live  # noqa: PLC0415  (keeps --help quick)
 
     run(live.print_requests(settings.socket_path, json=json))

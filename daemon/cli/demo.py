@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 
 from ..errors import ClientError
-from ..terminal.keys import without_echo
-from ..terminal.start_view import StartView
+from ..terminal.console import without_echo
+from ..terminal.display import StartView
 from .client import Client
 from .private import private_daemon
 
@@ -112,7 +112,7 @@ def _question(index: int) -> dict[str, str]:
 async def _turn(
     console: Console, client: Client, max_tokens: int, title: str, crew: list[Agent], mark: str = ""
 ) -> bool:
-    """Have all agents ask at once, and show them; False if one got no answer.
+    """Run all agents at once, and show them; False if one got no answer.
 
     Args:
         console: to print on.
@@ -120,7 +120,7 @@ async def _turn(
         max_tokens: of an answer.
         title: printed above the table.
         crew: the agents.
-        mark: set behind their names where their conversations are not those of other turns.
+        mark: tells their conversations from those of other turns.
     """
     console.print(f"\n[bold]{title}[/bold]\n")
     start = time.perf_counter()
@@ -196,7 +196,7 @@ def _summarise(console: Console, crew: list[Agent], seconds: float) -> None:
 
 
 def _compare(console: Console, apart: list[Agent], crew: list[Agent]) -> None:
-    """Say who computed the shared prompt, and how much earlier the answers began."""
+    """Print which agents computed the shared prompt, and the gain of sharing it."""
     computed = [agent.name for agent in crew if agent.cached_tokens * 2 < agent.prompt_tokens]
     if 0 < len(computed) < len(crew):
         console.print(

@@ -1,21 +1,27 @@
-"""Commands as `umbel` has them: other names, suggestions, and errors of one style."""
+"""Commands as `umbel` has them: their run, their errors in one style, and suggestions."""
 
+import asyncio
 import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from typer._click.exceptions import ClickException
+from typer._click.globals import get_current_context
 from typer.core import TyperGroup
 
-from .running import say_error
+from ..errors import ClientError, FlagError
+from ..lifecycle.signals import StopSignals
+
+T = TypeVar("T")
 
 _TWINS: Mapping[str, str] = {"ls": "list", "list": "ls"}
-_MEANT: Mapping[str, str] = {
+_ADVICE: Mapping[str, str] = {
     "run": "umbel serve runs the daemon, and umbel chat talks to it",
     "start": "umbel serve runs the daemon, and umbel service install makes it a service",
     "status": "umbel ps lists requests, umbel top shows the daemon, and umbel service status the "
@@ -24,16 +30,60 @@ _MEANT: Mapping[str, str] = {
     "rm": "umbel models rm deletes a model",
     "restart": "umbel stop ends the daemon, and umbel serve runs it again",
 }
-"""What is asked of other programs in such words, and how it is done here."""
+"""Advice about commands that other programs have."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write to standard output; files name themselves in theirs."""
 
 
+def run(work: Coroutine[Any, Any, T], given: StopSignals | None = None) -> T:
+    """Run a command to its end, or until a signal cancels it. Errors are one sentence."""
+    with given or StopSignals() as signals:
+
+        async def until_signal() -> T:
+            task = asyncio.ensure_future(work)
+            with signals.calling(task.cancel):
+                return await task
+
+        try:
+            return asyncio.run(until_signal())
+        except ClientError as error:
+            fail(error)
+        except FlagError as error:
+            refuse(error)
+        except asyncio.CancelledError:
+            if signals.first is None:
+                raise
+            raise typer.Exit(128 + signals.first) from None
+
+
+def fail(error: Exception) -> NoReturn:
+    """Print an error, and end with status 1."""
+    _print_error(str(error))
+    raise typer.Exit(1)
+
+
+def refuse(error: FlagError) -> NoReturn:
+    """Print a fault of the command line and the name of its help, and end with status 2."""
+    get_current_context().fail(str(error))
+
+
+def _print_error(text: str, hint: str = "") -> None:
+    """Print an error; the hint is markup."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[red]umbel:[/] {escape(text)}{hint}"
+    )
+
+
+def report_console() -> Console:
+    """Make a console for a report: it colours and folds nothing by itself."""
+    return Console(highlight=False, soft_wrap=True)
+
+
 class Group(TyperGroup):
     """A group of commands. `ls` and `list` are one; an unknown command gets advice.
 
-    A command line that is wrong ends with status 2, and one line on standard error.
+    A faulty command line ends with status 2, and one line on standard error.
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -41,7 +91,7 @@ class Group(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is None and (twin := _TWINS.get(cmd_name)) is not None:
             found = super().get_command(ctx, twin)
-        if found is None and ctx.parent is None and (advice := _MEANT.get(cmd_name)) is not None:
+        if found is None and ctx.parent is None and (advice := _ADVICE.get(cmd_name)) is not None:
             ctx.fail(f"No such command '{cmd_name}': {advice}.")
         if found is not None:
             _hide_types_of_flags(found.get_params(ctx))
@@ -62,7 +112,7 @@ class Group(TyperGroup):
         windows_expand_args: bool = True,  # noqa: FBT001, FBT002
         **extra: Any,
     ) -> Any:
-        """Run the command line, and end the process unless that is not wanted."""
+        """Run the command line, and end the process in standalone mode."""
         run = partial(super().main, args, prog_name, complete_var, False)
         if not standalone_mode:
             return run(windows_expand_args, **extra)
@@ -76,29 +126,28 @@ class Group(TyperGroup):
             if error.errno not in _FULL or error.filename is not None:
                 raise
             _discard_output()
-            say_error(f"standard output cannot be written: {error.strerror}")
+            _print_error(f"standard output cannot be written: {error.strerror}")
             status = 1
         sys.exit(status if isinstance(status, int) else 0)
 
 
 def _end(error: ClickException) -> NoReturn:
-    """Say what is wrong with the command line."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ != "NoArgsIsHelpError":  # it has shown the help
         hint = "" if context is None else f" [dim]({escape(context.command_path)} --help)[/]"
-        say_error(error.format_message(), hint)
+        _print_error(error.format_message(), hint)
     sys.exit(error.exit_code)
 
 
 def _discard_output() -> None:
-    """Have standard output go nowhere: Python writes what is left of it at its end."""
+    """Send standard output to nowhere: Python flushes the rest of it at its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def _hide_types_of_flags(params: list[Any]) -> None:
-    """A flag takes no value; a type beside it looks as if it took one."""
+    """Hide the type of a flag, which looks like a value of it."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""

@@ -1,4 +1,4 @@
-"""How this umbel was installed, and the commands that change it."""
+"""The installer of this umbel, and its commands to upgrade it and to change MLX's backend."""
 
 import json
 import shlex
@@ -16,13 +16,13 @@ _BACKENDS = f"mlx-cpu mlx-cuda-{_CUDA}"
 
 
 class InstallMethod(NamedTuple):
-    """What installed umbel.
+    """An installer.
 
     Attributes:
-        name: as people call it.
+        name: for people.
         upgrade: the command that upgrades umbel.
-        cuda: the command that puts MLX's CUDA backend in the place of its CPU backend.
-        lasts: whether an upgrade keeps the CUDA backend.
+        cuda: the command that replaces MLX's CPU backend by its CUDA backend.
+        lasts: an upgrade keeps the CUDA backend.
     """
 
     name: str
@@ -32,12 +32,12 @@ class InstallMethod(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where umbel was installed from.
+    """The source of the installed umbel.
 
     Attributes:
-        words: what an installer is told to get it from there again.
+        words: arguments of an installer for this source.
         folder: the checkout, if it is one.
-        editable: the checkout itself is what runs.
+        editable: the checkout itself runs.
     """
 
     words: str
@@ -45,22 +45,22 @@ class Source(NamedTuple):
     editable: bool = False
 
     def pull(self) -> str:
-        """Write what brings a checkout up to date, and goes before an upgrade."""
+        """Write the command that updates a clone, which goes before an upgrade."""
         is_clone = self.folder is not None and (self.folder / ".git").exists()
         return f"git -C {self.words} pull && " if is_clone else ""
 
 
 def install_method() -> InstallMethod:
-    """Find out how the umbel that runs now was installed."""
+    """Find the installer of the umbel that runs now."""
     try:
-        told = distribution(_NAME).read_text("direct_url.json")
+        record = distribution(_NAME).read_text("direct_url.json")
     except PackageNotFoundError:
-        told = None
-    return method_of(Path(sys.prefix), source_of(told))
+        record = None
+    return method_of(Path(sys.prefix), source_of(record))
 
 
 def source_of(direct_url: str | None) -> Source:
-    """Read the record that installers leave of a source that is not an index (PEP 610)."""
+    """Read an installer's record of a source that is not an index (PEP 610)."""
     if direct_url is None:
         return Source(_NAME)
     record = json.loads(direct_url)
@@ -75,12 +75,7 @@ def source_of(direct_url: str | None) -> Source:
 
 
 def method_of(prefix: Path, source: Source) -> InstallMethod:
-    """Find out what made an environment.
-
-    Args:
-        prefix: the environment's folder.
-        source: where umbel came from.
-    """
+    """Find the installer of an environment, given its folder and umbel's source."""
     if (prefix / "uv-receipt.toml").exists():
         return _uv_tool(source)
     if (prefix / "pipx_metadata.json").exists():
@@ -146,7 +141,7 @@ def _pip(prefix: Path, source: Source) -> InstallMethod:
 
 
 def _replace(pip: str) -> str:
-    """Remove both backends first: they ship a file of the same name, which one would leave."""
+    """Remove both backends first: they ship a file of the same name."""
     return f"{pip} uninstall -y {_BACKENDS} && {pip} install {_mlx()}"
 
 

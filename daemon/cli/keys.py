@@ -1,4 +1,4 @@
-"""`umbel keys`: API keys, each of which makes requests those of a tenant."""
+"""`umbel keys`: API keys of tenants."""
 
 from typing import Annotated
 
@@ -6,9 +6,8 @@ import typer
 
 from ..config import TENANT_RULE, Settings, is_tenant_name
 from ..errors import ConfigError
-from .group import Group
+from .group import Group, fail
 from .options import takes_settings
-from .running import fail
 
 app = typer.Typer(cls=Group, help="Make and revoke API keys of tenants.", no_args_is_help=True)
 
@@ -24,7 +23,7 @@ def add(
     ] = False,
     settings: Settings,
 ) -> None:
-    """Make a key and print it, this once; it works at once."""
+    """Make a key and print it, only this time; it works at once."""
     from ..identity.keys import add_key, read_keys  # noqa: PLC0415  (keeps --help quick)
 
     if not is_tenant_name(tenant):
@@ -71,7 +70,7 @@ def revoke(
     *,
     settings: Settings,
 ) -> None:
-    """Take a key back; requests with it are refused from now on."""
+    """Revoke a key; requests with it are refused from now on."""
     from ..identity.keys import revoke_key  # noqa: PLC0415  (keeps --help quick)
 
     try:

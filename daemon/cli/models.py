@@ -1,4 +1,4 @@
-"""`umbel models`: which models are here, which would fit, and how to get them."""
+"""`umbel models`: models on this machine, models that fit, and downloads."""
 
 from typing import Annotated
 
@@ -6,11 +6,8 @@ import typer
 
 from ..config import Settings
 from ..errors import ClientError, FlagError
-from ..lifecycle.signals import StopSignals
-from ..models.machine import Device, Planned
-from .group import Group
+from .group import Group, fail, refuse, report_console, run
 from .options import takes_settings
-from .running import fail, refuse, report_console, run
 
 app = typer.Typer(cls=Group, help="List, get and choose models.", invoke_without_command=True)
 
@@ -20,7 +17,10 @@ Memory = Annotated[
     typer.Option(help="Plan for a machine with so much memory, such as 64GiB.", metavar="<bytes>"),
 ]
 OnDevice = Annotated[
-    Device | None, typer.Option("--device", help="What computes there; else what does here.")
+    str | None,
+    typer.Option(
+        "--device", help="The device of that machine; else this one's.", metavar="<mac|gpu|cpu>"
+    ),
 ]
 History = Annotated[
     int, typer.Option(min=1, help="Tokens of each agent's conversation.", metavar="<tokens>")
@@ -37,9 +37,9 @@ def default(
     json: Json = False,
     settings: Settings,
 ) -> None:
-    """List the models that are here; see `umbel models list`."""
+    """List the models on this machine; see `umbel models list`."""
     if ctx.invoked_subcommand is None:
-        _list(_planned(memory, device), settings, json=json)
+        _list(memory, device, settings, json=json)
 
 
 @app.command("list")
@@ -51,8 +51,8 @@ def list_(
     json: Json = False,
     settings: Settings,
 ) -> None:
-    """List the models that can be served without a download, and whether they fit here."""
-    _list(_planned(memory, device), settings, json=json)
+    """List the models that need no download, and how they fit."""
+    _list(memory, device, settings, json=json)
 
 
 @app.command()
@@ -61,21 +61,18 @@ def pull(
     *,
     json: Json = False,
 ) -> None:
-    """Download a model; one that came in part goes on where it ended."""
-    from ..models.pull import pull as fetch  # noqa: PLC0415  (keeps --help quick)
+    """Download a model; an interrupted download goes on where it ended."""
+    from ..models.downloads import pull as fetch  # noqa: PLC0415  (keeps --help quick)
 
-    signals = StopSignals()
-    lines = run(fetch(name, json=json), signals)
-    for line in lines:
-        typer.echo(line)
+    typer.echo(run(fetch(name, json=json)))
 
 
 @app.command()
 def rm(
     name: Annotated[str, typer.Argument(help="A Hugging Face repo org/name, or smollm2.")],
 ) -> None:
-    """Delete a downloaded model; one that a daemon has loaded stays in its memory."""
-    from ..models.removal import remove  # noqa: PLC0415  (keeps --help quick)
+    """Delete a downloaded model; a daemon that has loaded it keeps it in memory."""
+    from ..models.downloads import remove  # noqa: PLC0415  (keeps --help quick)
 
     try:
         typer.echo(remove(name))
@@ -96,25 +93,24 @@ def recommend(
     json: Json = False,
     settings: Settings,
 ) -> None:
-    """Say which models of Hugging Face's mlx-community fit, and what they are good for."""
-    from ..models.advice import recommend as advise  # noqa: PLC0415  (keeps --help quick)
+    """Recommend models of Hugging Face's mlx-community that fit, with their uses."""
+    from ..models import catalog  # noqa: PLC0415  (keeps --help quick)
+    from ..models.fit import machine_of  # noqa: PLC0415  (likewise)
 
-    console = report_console()
-    machine = _planned(memory, device)
-    for line in advise(machine, settings, history=history, everything=everything, json=json):
-        console.print(line, markup=False)
-
-
-def _list(planned: Planned, settings: Settings, *, json: bool) -> None:
-    from ..models.list import report  # noqa: PLC0415  (keeps --help quick)
-
-    console = report_console()
-    for line in run(report(planned, settings, json=json)):
-        console.print(line, markup=False)
-
-
-def _planned(memory: str | None, device: Device | None) -> Planned:
     try:
-        return Planned.of(memory, device)
+        machine = machine_of(memory, device)
     except FlagError as error:
         refuse(error)
+    _print(catalog.recommend(machine, settings, history=history, everything=everything, json=json))
+
+
+def _list(memory: str | None, device: str | None, settings: Settings, *, json: bool) -> None:
+    from ..models.catalog import report  # noqa: PLC0415  (keeps --help quick)
+
+    _print(run(report(memory, device, settings, json=json)))
+
+
+def _print(lines: list[str]) -> None:
+    console = report_console()
+    for line in lines:
+        console.print(line, markup=False)

@@ -1,4 +1,4 @@
-"""Options of commands, made of the settings they give."""
+"""Options of commands, made from the settings."""
 
 import functools
 import inspect
@@ -12,14 +12,14 @@ from rich.markup import escape
 
 from ..config import SETTINGS, Setting, load
 from ..errors import FlagError, StartError
-from .running import fail, refuse
+from .group import fail, refuse
 
 _TEXT: Any = str | None
 _TEXTS: Any = list[str] | None
 _SWITCH: Any = bool | None
 _OURS = ("read_again", "settings")
 _TAKEN = {BoolType: _SWITCH, DictType: _TEXTS, ListType: _TEXTS}
-"""What the library makes of the words of an option, where that is not one text."""
+"""Types of options that are not one text."""
 
 _GROUPS = {
     "Model": ("model", "aliases", "kv_bits", "kv_group_size", "warmup", "exact"),
@@ -40,15 +40,14 @@ _GROUPS = {
 def takes_settings(
     *names: str, serves: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Put options in the place of a command's parameter `settings`, and add `--config`.
+    """Replace a command's parameter `settings` by options, and add `--config`.
 
-    The command gets the settings that these options, the variables and the file give. Where
-    they are wrong it does not run: the process ends with a sentence, and with status 2 if a flag is
-    wrong, else 1. A command with a parameter `read_again` gets a function as well that reads all
-    three once more.
+    The command gets the settings of these options, the variables and the file. If they have a
+    fault, the process ends with a sentence, and with status 2 for a flag's, else 1. A parameter
+    `read_again` gets a function that reads all three again.
 
     Args:
-        names: the settings that have an option; none for all that have a flag.
+        names: the settings with an option; none for all that have a flag.
         serves: see `load`.
     """
     chosen = [SETTINGS[name] for name in names or SETTINGS if SETTINGS[name].flag]
@@ -79,7 +78,7 @@ def takes_settings(
 
 
 def _of_setting(setting: Setting, group: str | None) -> inspect.Parameter:
-    """Make the option of a setting: a switch, or text, which `load` reads as a variable's."""
+    """Make the option of a setting: a switch, or text, which `load` reads like a variable's."""
     taken = _TAKEN.get(type(setting.type), _TEXT)
     repeated = " May be given several times." if taken is _TEXTS else ""
     text = _help(f"{setting.about.does}{repeated}", _default(setting))
@@ -94,7 +93,6 @@ def _of_file() -> inspect.Parameter:
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    """Make a parameter of a command as the library reads it: None where it is not given."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None
     )

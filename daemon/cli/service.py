@@ -1,12 +1,12 @@
 """`umbel service`: the daemon as a service of systemd or launchd."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigError, ServiceError
-from .group import Group
-from .running import fail, report_console, run
+from .group import Group, fail, report_console, run
 
 if TYPE_CHECKING:
     from ..installation import Installation
@@ -21,18 +21,15 @@ System = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Replace or remove files even if they were edited.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the steps.")]
 
 
 @app.command("install")
 def install(*, system: System = False, force: Force = False, dry_run: DryRun = False) -> None:
-    """Write the service's files, and start it now and at every start from now on."""
+    """Write the service's files, and start it now and at every start of the system."""
     from .. import installation  # noqa: PLC0415  (keeps --help quick)
 
-    try:
-        installation.install(_find(system=system), typer.echo, force=force, dry_run=dry_run)
-    except ServiceError as error:
-        fail(error)
+    _change(installation.install, system=system, force=force, dry_run=dry_run)
 
 
 @app.command("uninstall")
@@ -40,15 +37,19 @@ def uninstall(*, system: System = False, force: Force = False, dry_run: DryRun =
     """Stop the service and remove its files; state and settings stay."""
     from .. import installation  # noqa: PLC0415  (keeps --help quick)
 
+    _change(installation.uninstall, system=system, force=force, dry_run=dry_run)
+
+
+def _change(change: Callable[..., None], *, system: bool, force: bool, dry_run: bool) -> None:
     try:
-        installation.uninstall(_find(system=system), typer.echo, force=force, dry_run=dry_run)
+        change(_find(system=system), typer.echo, force=force, dry_run=dry_run)
     except ServiceError as error:
         fail(error)
 
 
 @app.command("status")
 def status(*, system: System = False) -> None:
-    """Say how the service is; exit status 1 if it does not run."""
+    """Print the service's state; exit status 1 if it does not run."""
     from ..installation import report  # noqa: PLC0415  (keeps --help quick)
 
     try:
@@ -64,7 +65,7 @@ def status(*, system: System = False) -> None:
 
 @app.command("logs")
 def logs(*, system: System = False) -> None:
-    """Show the end of the service's log, and what comes, until Ctrl-C."""
+    """Show the end of the service's log, and new lines, until Ctrl-C."""
     try:
         raise typer.Exit(_find(system=system).follow_log())
     except (ConfigError, ServiceError) as error:

@@ -4,6 +4,7 @@ from .setting import ENV_PREFIX, Setting
 from .settings import SETTINGS, LogFormat, LogLevel, Settings, default_socket
 from .sources import check_key, is_loopback, load
 from .tables import (
+    DEFAULT_MODEL,
     DEFAULT_TENANT,
     TENANT_RULE,
     ModelSettings,
@@ -15,6 +16,7 @@ from .tables import (
 )
 
 __all__ = [
+    "DEFAULT_MODEL",
     "DEFAULT_TENANT",
     "ENV_PREFIX",
     "SETTINGS",

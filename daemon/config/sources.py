@@ -14,11 +14,17 @@ from yarl import URL
 
 from ...ownership import ADVICE, file_fault, readable_by_all
 from ..errors import ConfigError, FlagError
-from ..models.aliases import check_aliases, read_aliases
 from ..quoting import quote
 from .setting import ENV_PREFIX, Setting
 from .settings import KEYS_FILE, SETTINGS, Settings
-from .tables import check_default, check_names, read_models, read_tenants
+from .tables import (
+    check_aliases,
+    check_default,
+    check_names,
+    read_aliases,
+    read_models,
+    read_tenants,
+)
 
 _FILE = f"{ENV_PREFIX}CONFIG"
 _LEAST_BODIES = 1 << 20

@@ -1,7 +1,7 @@
-"""The tables `[models.NAME]` and `[tenants.NAME]`: what they may have, and what is wrong."""
+"""The tables `[models.NAME]` and `[tenants.NAME]`, and aliases: their values, and their faults."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -10,9 +10,14 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import ConfigError
-from ..models.aliases import DEFAULT_MODEL, LONGEST_ALIAS
 from ..quoting import quote
 from .setting import SIZE_RULE, Size, size_of
+
+DEFAULT_MODEL = "default"
+"""The name of whatever model is the default."""
+
+LONGEST_ALIAS = 255
+"""Characters of an alias."""
 
 DEFAULT_TENANT = "default"
 """Sends no key over TCP; its table holds for every tenant that has none of its own."""
@@ -189,6 +194,45 @@ def check_default(model: str, models: Mapping[str, ModelSettings], place: str) -
             f"{place}: there is no model {quote(model)}; it may be one of the tables {tables}, "
             f"{embedded!r}, a directory, or a repo 'org/name'"
         )
+
+
+def read_aliases(words: Iterable[str]) -> dict[str, str]:
+    """Read aliases of a flag or a variable: `NAME`, or `NAME=MODEL`.
+
+    Raises:
+        ConfigError: a name is given twice.
+    """
+    aliases: dict[str, str] = {}
+    for word in words:
+        name, _, model = (part.strip() for part in word.partition("="))
+        if name in aliases:
+            raise ConfigError(f"alias {quote(name)} is given twice")
+        aliases[name] = model or DEFAULT_MODEL
+    return aliases
+
+
+def check_aliases(aliases: Mapping[str, str], model: str, others: Collection[str] = ()) -> None:
+    """Raise a ConfigError for an alias that no request can use, or without a model.
+
+    Args:
+        aliases: each with its target.
+        model: the default one.
+        others: further models.
+    """
+    for name, target in aliases.items():
+        if not name.strip():
+            raise ConfigError("an alias has no name; write NAME, or NAME=MODEL")
+        if len(name) > LONGEST_ALIAS:
+            raise ConfigError(f"alias {quote(name)} has over {LONGEST_ALIAS} characters")
+        if not name.isprintable():
+            raise ConfigError(f"alias {quote(name)} has characters that cannot be printed")
+        if name in (DEFAULT_MODEL, model):
+            raise ConfigError(f"alias {quote(name)} is a name of the served model already")
+        if target not in (DEFAULT_MODEL, model, *others):
+            raise ConfigError(
+                f"alias {quote(name)} stands for {quote(target)}, but {quote(model)} is served; "
+                f"let it stand for that, or for {DEFAULT_MODEL!r}"
+            )
 
 
 def _embedded() -> str:

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from ...scheduler.errors import RequestError
-from ..panics import panics_as_errors
+from ..errors import panics_as_errors
 from ..protocols.errors import error_event, error_response
 from ..quoting import shorten
 from .connections import connection_of

@@ -10,68 +10,36 @@ from typing import Any
 from xml.parsers.expat import ExpatError
 
 from ..errors import ServiceError
-from .program import Program
-from .refusals import not_installed, not_root
-from .service_file import ServiceFile, seal
-from .service_log import LINES, follow, last_words, log_file
-from .service_status import ServiceStatus
-from .step import Step, command, folder, remove, write
-from .umbel import Umbel, shipped
+from .service import (
+    LOG_LINES,
+    ServiceStatus,
+    Umbel,
+    follow_file,
+    last_words,
+    log_file,
+    not_installed,
+    not_root,
+    shipped,
+)
+from .steps import Program, ServiceFile, Step, command, folder, remove, seal, write
 
-LABEL = "org.umbel.daemon"
-_FILE = f"{LABEL}.plist"
-_THROTTLE = 10  # seconds between two starts, where a plist says nothing
-_POLL = 0.5  # seconds between two looks at a job that ends
+_LABEL = "org.umbel.daemon"
+_FILE = f"{_LABEL}.plist"
+_THROTTLE = 10  # seconds between two starts, if a plist does not say
+_POLL = 0.5  # seconds
 _FACT = re.compile(r"^\t(\w[\w ]*) = (.*)$", re.MULTILINE)
-"""A line of `launchctl print` about the job itself; what is below it is indented further."""
-
-
-class Launchctl(Program):
-    """launchctl, for one job.
-
-    Args:
-        domain: where the job is: `system`, or a user's session.
-    """
-
-    def __init__(self, domain: str) -> None:
-        super().__init__("launchctl")
-        self.domain = domain
-        self.target = f"{domain}/{LABEL}"
-
-    def facts(self) -> dict[str, str] | None:
-        """Ask what it knows of the job; None if that is not loaded."""
-        answer = self.ask("print", self.target)
-        if answer.status:
-            return None
-        facts: dict[str, str] = {}
-        for name, value in _FACT.findall(answer.text):
-            facts.setdefault(name, value)
-        return facts
-
-    def end(self, within: float) -> None:
-        """Unload the job, and wait until it has ended.
-
-        Raises:
-            ServiceError: it has not, in this time.
-        """
-        deadline = time.monotonic() + within
-        self.ask("bootout", self.target)  # which fails while the job takes its time to end
-        while self.facts() is not None:
-            if time.monotonic() > deadline:
-                raise ServiceError(f"{self.target} does not end within {within:g} seconds")
-            time.sleep(_POLL)
+"""A line of `launchctl print` about the job itself; its parts are indented further."""
 
 
 class Launchd:
     """umbel's job.
 
     Args:
-        umbel: what it runs.
-        system: it is the system's, and starts before anybody logs in.
-        folder: where its plist is.
+        umbel: that it runs.
+        system: it is the system's, and starts before a user logs in.
     """
 
-    def __init__(self, umbel: Umbel, *, system: bool, folder: Path | None = None) -> None:
+    def __init__(self, umbel: Umbel, *, system: bool) -> None:
         self._umbel, self._is_system = umbel, system
         self._owner, home = _owner(system=system)
         library = home / "Library"
@@ -80,11 +48,17 @@ class Launchd:
         self._log = library / "Logs" / "umbel" / "umbel.log"
         self._kept = [library / "Application Support" / "umbel", library / "Caches" / "umbel"]
         place = Path("/Library/LaunchDaemons") if system else library / "LaunchAgents"
-        self._plist = (folder or place) / _FILE
-        self._launchctl = Launchctl("system" if system else f"gui/{os.getuid()}")
+        self._plist = place / _FILE
+        self._launchctl = Program("launchctl")
+        self._domain = "system" if system else f"gui/{os.getuid()}"
+        self._target = f"{self._domain}/{_LABEL}"
 
     def require(self) -> None:
-        """Refuse where there is no launchd, or this user may not."""
+        """Refuse a system without launchd, or a user that may not install.
+
+        Raises:
+            ServiceError: it names the fault.
+        """
         self._require_launchd()
         if self._is_system and os.geteuid() != 0:
             raise not_root()
@@ -96,7 +70,7 @@ class Launchd:
             raise ServiceError("there is no launchd here: launchctl is not in PATH")
 
     def files(self) -> list[ServiceFile]:
-        """Take the plist that umbel ships, with the paths of this machine."""
+        """Make the plist that umbel ships, with the paths of this machine."""
         job = plistlib.loads(shipped("launchd", _FILE).encode())
         job["ProgramArguments"] = self._umbel.command
         job["StandardErrorPath"] = str(self._log)
@@ -110,7 +84,7 @@ class Launchd:
         return [ServiceFile(self._plist, seal(text, after=1, comment="<!-- {} -->"))]
 
     def check(self, files: list[ServiceFile]) -> list[str]:
-        """Read it as launchd does."""
+        """Read the plist as launchd does."""
         for file in files:
             plistlib.loads(file.text.encode())
         return []
@@ -120,46 +94,55 @@ class Launchd:
         return [self._plist] if self._plist.exists() else []
 
     def to_install(self, files: list[ServiceFile]) -> list[Step]:
-        """Write, load and start; a job that is loaded ends first."""
+        """List the steps: write, load, start; a loaded job ends first."""
         ctl = self._launchctl
         steps = [folder(self._log.parent, self._owner), folder(self._socket.parent, self._owner)]
-        if ctl.is_there() and ctl.facts() is not None:
-            steps.append(self._end("the one before ends"))
+        if ctl.is_there() and self._facts() is not None:
+            steps.append(self._to_end("the old job ends"))
         steps += [write(file) for file in files]
         when = "the system does" if self._is_system else "you log in"
+        load = ("bootstrap", self._domain, str(self._plist))
         return [
             *steps,
-            command(ctl, "enable", ctl.target, why="it may start"),
-            command(
-                ctl, "bootstrap", ctl.domain, str(self._plist), why=f"it starts whenever {when}"
-            ),
-            command(ctl, "kickstart", ctl.target, why="it starts now"),
+            command(ctl, "enable", self._target, why="it may start"),
+            command(ctl, *load, why=f"it starts whenever {when}"),
+            command(ctl, "kickstart", self._target, why="it starts now"),
         ]
 
     def to_uninstall(self, paths: list[Path]) -> list[Step]:
-        """End it, and remove its plist."""
-        return [self._end("it ends, and starts no more"), *(remove(path) for path in paths)]
+        """List the steps: end the job, and remove its plist."""
+        return [self._to_end("it ends, and starts no more"), *(remove(path) for path in paths)]
 
-    def _end(self, why: str) -> Step:
-        job = plistlib.loads(shipped("launchd", _FILE).encode())
-        ctl = self._launchctl
-        what = f"{ctl.line('bootout', ctl.target)}: {why}"
-        return Step(("run", "ran"), what, lambda: ctl.end(job["ExitTimeOut"] + 10))
+    def _to_end(self, why: str) -> Step:
+        words = f"{self._launchctl.line('bootout', self._target)}: {why}"
+        return Step(("run", "ran"), words, self._end)
+
+    def _end(self) -> None:
+        """Unload the job, and wait until it has ended."""
+        within = plistlib.loads(shipped("launchd", _FILE).encode())["ExitTimeOut"] + 10
+        deadline = time.monotonic() + within
+        self._launchctl.ask("bootout", self._target)  # it fails while the job is ending
+        while self._facts() is not None:
+            if time.monotonic() > deadline:
+                raise ServiceError(f"{self._target} does not end within {within:g} seconds")
+            time.sleep(_POLL)
 
     def leftovers(self) -> list[str]:
-        """Name the folders of the daemon, and its log."""
+        """Name the folders of the daemon, and its log, that stay."""
         return [f"{path} stays" for path in (*self._kept, self._log) if path.exists()]
 
     def status(self) -> ServiceStatus:
-        """Ask launchd, and the log for what it says of an end that was none in order.
+        """Ask launchd, and the log if the last run failed.
 
-        launchd starts such a daemon again and again: also of one that runs it is told how the one
-        before ended.
+        launchd restarts such a daemon: the reason may be that of the run before this one.
+
+        Raises:
+            ServiceError: it is not installed.
         """
         self._require_launchd()
         if not self._plist.exists():
             raise not_installed()
-        facts = self._launchctl.facts()
+        facts = self._facts()
         if facts is None:
             return ServiceStatus("not loaded", runs=False, reason="launchd does not know the job")
         job, pid, runs = self._job(), facts.get("pid", ""), facts.get("runs", "")
@@ -171,25 +154,39 @@ class Launchd:
             since=Program("ps").ask("-o", "lstart=", "-p", pid).text.strip() if pid else "",
             restarts=str(max(int(runs) - 1, 0)) if runs.isdecimal() else "",
             reason=reason,
-            last_line=_last_words(self._log, pid) if reason else "",
+            last_line=self._last_line(pid) if reason else "",
             socket=_listens_on(job),
         )
 
+    def _facts(self) -> dict[str, str] | None:
+        """Ask launchctl about the job; None if it is not loaded."""
+        answer = self._launchctl.ask("print", self._target)
+        if answer.status:
+            return None
+        facts: dict[str, str] = {}
+        for name, value in _FACT.findall(answer.text):
+            facts.setdefault(name, value)
+        return facts
+
     def _job(self) -> dict[str, Any]:
-        """Read the plist, which may be somebody's own; nothing where it is none."""
+        """Read the plist, which a user may have edited; empty if it is none."""
         try:
             job = plistlib.loads(self._plist.read_bytes())
         except (OSError, plistlib.InvalidFileException, ExpatError, ValueError):
             return {}
         return job if isinstance(job, dict) else {}
 
+    def _last_line(self, pid: str) -> str:
+        lines = Program("tail").ask("-n", str(LOG_LINES), str(self._log)).text.splitlines()
+        return last_words(lines, pid)
+
     def follow_log(self) -> int:
-        """Have tail show it: the settings' `log_file`, or what launchd writes."""
-        return follow(log_file() or self._log)
+        """Show the settings' `log_file`, or the file that launchd writes, until interrupted."""
+        return follow_file(log_file() or self._log)
 
 
 def _owner(*, system: bool) -> tuple[pwd.struct_passwd, Path]:
-    """Find whose daemon it is, and that user's home: of sudo's, the one who used it."""
+    """Find the daemon's user and home: of the system's daemon, the user of sudo."""
     name = os.environ.get("SUDO_USER") if system else None
     if name is None:
         return pwd.getpwuid(os.getuid()), Path.home()
@@ -198,7 +195,6 @@ def _owner(*, system: bool) -> tuple[pwd.struct_passwd, Path]:
 
 
 def _listens_on(job: dict[str, Any]) -> Path | None:
-    """Say where the job's socket is."""
     try:
         return Path(job["Sockets"]["Listeners"]["SockPathName"])
     except (KeyError, TypeError):
@@ -206,10 +202,10 @@ def _listens_on(job: dict[str, Any]) -> Path | None:
 
 
 def _reason(facts: dict[str, str], throttle: int) -> str:
-    """Say why it does not run, or had to be started anew; nothing where it ended in order.
+    """Say why it does not run, or was restarted; empty if it ended in order.
 
     Args:
-        facts: what launchd knows.
+        facts: of launchctl.
         throttle: seconds between two starts, at least.
     """
     code = facts.get("last exit code", "0")
@@ -220,10 +216,5 @@ def _reason(facts: dict[str, str], throttle: int) -> str:
     else:
         how = f"ended with status {code}"
     if "pid" in facts:
-        return f"the one before {how}, and launchd started it anew"
-    return f"it {how}; launchd starts it anew, at most every {throttle} seconds"
-
-
-def _last_words(log: Path, pid: str) -> str:
-    lines = Program("tail").ask("-n", str(LINES), str(log)).text.splitlines()
-    return last_words(lines, pid)
+        return f"the run before this one {how}, and launchd started it again"
+    return f"it {how}; launchd starts it again, at most every {throttle} seconds"

@@ -1,4 +1,4 @@
-"""What a daemon shows of its life to whoever started it: nothing, unless that is a person."""
+"""Progress of a daemon's start and stop, as its user may see it: by default nothing is shown."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class Served(NamedTuple):
-    """What is served, and where.
+    """A daemon that serves.
 
     Attributes:
         model: its name.
         context: tokens of prompt and answer together.
         weights: bytes of the model.
-        budget: bytes that state may take.
-        one_by_one: why sequences do not decode in batches; None if they do.
+        budget: bytes of state, at most.
+        one_by_one: the reason if sequences do not decode in batches.
         most: requests that run at once.
         socket: the Unix socket.
-        default_socket: whether that is where clients look.
+        default_socket: clients look there by default.
         addresses: TCP addresses, as `host:port`.
-        needs_key: whether clients on TCP must send a key.
+        needs_key: clients on TCP must send a key.
         state: the folder of the disk tier; None without one.
     """
 
@@ -49,7 +49,7 @@ class Served(NamedTuple):
         socket: Path,
         addresses: Iterable[str],
     ) -> Self:
-        """Put together what is known where requests are served."""
+        """Describe a daemon by its default model, its settings and its addresses."""
         assembly, service = resident.assembly, resident.service
         return cls(
             model=service.model_name,
@@ -67,25 +67,25 @@ class Served(NamedTuple):
 
 
 class Display:
-    """Shows nothing. `terminal.display` has one that shows it to a person."""
+    """Shows nothing. `terminal.display` has one for a terminal."""
 
     def begin(self, phase: "Phase") -> None:
-        """Start-up does this next. For any thread."""
+        """Show the next phase of start-up. Safe to call from any thread."""
 
     def advance(self, done: int, total: int) -> None:
-        """So much of what start-up does is done. For any thread."""
+        """Show the progress of the phase. Safe to call from any thread."""
 
     def served(self, served: Served) -> None:
-        """Start-up has ended: requests are served."""
+        """Show that requests are served."""
 
     def stop(self) -> None:
-        """The end was asked for; it begins as soon as nothing is computed."""
+        """Show that the daemon will stop as soon as nothing is computed."""
 
     def waiting(self, _text: Callable[[], str]) -> AbstractContextManager[object]:
-        """Say what the end waits for, for as long as a block lasts.
+        """Show a text while a block lasts.
 
         Args:
-            _text: asked again and again, from any thread; empty where there is nothing to say.
+            _text: called again and again, from any thread; an empty text shows nothing.
         """
         return nullcontext()
 

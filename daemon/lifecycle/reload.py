@@ -1,6 +1,8 @@
-"""A reload: the settings are read again, and those that need no restart are put in force."""
+"""A reload: settings are read again, and those that need no restart come into force."""
 
 import asyncio
+import resource
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,23 +10,28 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from ..config import SETTINGS, LogFormat, LogLevel, Setting, Settings, check_key
+from ..config import DEFAULT_MODEL, SETTINGS, LogFormat, LogLevel, Setting, Settings, check_key
 from ..errors import StartError
 from ..http.connections import Connections
 from ..http.handlers.entry import Entry
+from ..http.sockets import BACKLOG
 from ..identity.keys import read_keys
-from ..models.aliases import DEFAULT_MODEL
 from ..models.pool import ModelPool
 from ..observability import logs
 from ..quoting import shorten
-from .descriptors import most_connections, raise_limit
 from .service_manager import ServiceManager
+
+MOST_CONNECTIONS = 4096
+"""Open connections, if descriptors do not bound them further."""
+
+_FILES = 256  # descriptors of the disk tier, of models, of templates, of the logs
+_MACOS_MOST = 10240  # OPEN_MAX: there the kernel refuses more, also under a hard limit of infinity
 
 log = structlog.get_logger()
 
 
 class Change(NamedTuple):
-    """A setting whose value is not the one in force."""
+    """A setting whose new value differs from the one in force."""
 
     setting: Setting
     before: Any
@@ -32,7 +39,7 @@ class Change(NamedTuple):
 
 
 def changes(before: Settings, after: Settings) -> list[Change]:
-    """List what differs."""
+    """List the settings that differ."""
     found = (
         Change(setting, getattr(before, name), getattr(after, name))
         for name, setting in SETTINGS.items()
@@ -41,10 +48,10 @@ def changes(before: Settings, after: Settings) -> list[Change]:
 
 
 def in_force(before: Settings, after: Settings) -> Settings:
-    """Say what holds after a reload: the old settings, with what needs no restart of the new ones.
+    """Take the new values of settings that need no restart, and the old values of the others.
 
     Raises:
-        ConfigError: the two together would leave a port open to everybody.
+        ConfigError: the mixture would leave a port open without a key.
     """
     found = {c.setting.name: c.after for c in changes(before, after) if c.setting.about.reload}
     settings = msgspec.structs.replace(before, tenants=after.tenants, **found)
@@ -52,8 +59,36 @@ def in_force(before: Settings, after: Settings) -> Settings:
     return settings
 
 
+def most_connections(descriptors: int, wanted: int | None = None) -> int:
+    """Bound the open connections so that files have descriptors too.
+
+    The kernel hands over a whole backlog of connections at once, before the first one of them
+    can be counted and closed: as many descriptors are kept free, or half of them if they are few.
+
+    Args:
+        descriptors: that this process may have.
+        wanted: the bound in the settings; None for `MOST_CONNECTIONS`.
+    """
+    room = max(descriptors - BACKLOG - _FILES, descriptors // 2)
+    return min(wanted or MOST_CONNECTIONS, room)
+
+
+def raise_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return the result."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard
+    if sys.platform == "darwin" and (hard == resource.RLIM_INFINITY or hard > _MACOS_MOST):
+        wanted = max(soft, _MACOS_MOST)
+    if wanted != soft:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            return soft
+    return sys.maxsize if wanted == resource.RLIM_INFINITY else wanted
+
+
 def put_in_force(settings: Settings, entry: Entry, connections: Connections) -> None:
-    """Hand settings to whoever keeps a copy of one, once requests are served."""
+    """Update every copy of a setting, once requests are served."""
     entry.reload(settings)
     connections.limit = most_connections(raise_limit(), settings.max_connections)
     connections.header_timeout = settings.header_timeout
@@ -66,15 +101,15 @@ def put_in_force(settings: Settings, entry: Entry, connections: Connections) -> 
 
 
 class Reloader:
-    """Reloads whenever it is asked to. Where the new settings have a fault, nothing changes.
+    """Reloads on demand. If the new settings have a fault, nothing changes.
 
     A reload that is asked for before requests are served waits until they are.
 
     Args:
         read: reads the settings again.
-        entry: has those in force.
-        connections: whose bounds may change.
-        manager: hears of each reload.
+        entry: has the settings in force.
+        connections: have bounds that may change.
+        manager: is notified of each reload.
     """
 
     def __init__(
@@ -91,11 +126,11 @@ class Reloader:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Ask for a reload. Who asks while one is waited for gets that one."""
+        """Ask for a reload; several demands before it begins are one."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Reload when asked, one after the other, until cancelled. For a daemon that serves."""
+        """Reload on demand until cancelled. For a daemon that serves."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -116,7 +151,7 @@ class Reloader:
             return
         put_in_force(settings, self._entry, self._connections)
         for change in changes(before, read):
-            _tell(change)
+            _log_change(change)
         if names := _changed(before.tenants, read.tenants):
             log.info("tenants changed", tenants=", ".join(names))
         if names := _changed(before.models, read.models):
@@ -126,7 +161,7 @@ class Reloader:
 
 
 def warn_of_unknown_models(settings: Settings, models: ModelPool) -> None:
-    """Say which tenants may use a model that there is not, and so less than it seems."""
+    """Log the tenants whose list of models names unknown ones."""
     known = {DEFAULT_MODEL, *models.names()}
     for name, tenant in settings.tenants.items():
         if unknown := [each for each in tenant.models or () if each not in known]:
@@ -139,11 +174,11 @@ def _log_settings(settings: Settings) -> tuple[LogFormat, LogLevel, Path | None]
 
 
 def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """The names of tables that differ."""
+    """Name the tables that differ."""
     return [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
 
 
-def _tell(change: Change) -> None:
+def _log_change(change: Change) -> None:
     setting = change.setting
     values = {"before": _shown(setting, change.before), "after": _shown(setting, change.after)}
     if setting.about.reload:

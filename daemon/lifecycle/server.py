@@ -25,7 +25,7 @@ from ..http.handlers.entry import Entry
 from ..http.server import HTTPServer
 from ..http.sockets import UnixListener
 from ..identity.tenants import TenantTerms
-from ..models.assembly import Assembly, open_folders
+from ..models.assembly import Assembly, open_folders, save_state
 from ..models.loader import ModelLoader, shrink
 from ..models.pool import ModelPool
 from ..models.pressure import PressureWatch, find_source
@@ -33,23 +33,24 @@ from ..models.slot import ModelSlot, Resident, slots_of
 from ..requests.workers import Workers
 from ..responses.desk import ResponseDesk
 from ..responses.store import ResponseStore
-from . import launchd
-from .descriptors import most_connections, raise_limit
 from .display import Display, Served
-from .drain import drain
-from .reload import Reloader, warn_of_unknown_models
-from .service_manager import InheritedListener, ServiceManager, inherited
+from .reload import Reloader, most_connections, raise_limit, warn_of_unknown_models
+from .service_manager import (
+    InheritedListener,
+    ServiceManager,
+    StartUp,
+    end_when_stalled,
+    inherited,
+)
 from .signals import StopSignals
-from .start_up import StartUp
-from .state_saving import save_state
 
 _SWITCH = 5e-4
-"""Seconds after which a thread gives the interpreter to one that waits for it, ten times as often
-as usual: the thread that owns MLX lets go of it in each comparison of arrays and each evaluation,
-and all streams wait until it has it again."""
+"""Seconds until a thread yields the interpreter to a waiting one, a tenth of the default: the MLX
+thread releases it in each comparison of arrays and each evaluation, and all streams wait until that
+thread has it again."""
 
 _THREAD_STOP = 60.0
-_LOAD_STOP = 10.0  # until what a load computes ends; what is next does not begin
+_LOAD_STOP = 10.0  # seconds for the computation of a load that is under way
 _LOAD_ENDS = f"waiting for the load to end, for {_LOAD_STOP:.0f} s at most"
 
 log = structlog.get_logger()
@@ -62,27 +63,25 @@ def serve(
     read_again: Callable[[], Settings] | None = None,
     display: Display | None = None,
 ) -> None:
-    """Run a daemon until it is told to stop (SIGTERM, SIGINT, SIGHUP); they are ignored then.
+    """Run a daemon until SIGTERM, SIGINT or SIGHUP; later signals are ignored.
 
     Args:
-        settings: what it serves, and where.
+        settings: of the daemon.
         temporary: it leaves nothing behind, not even the folder of its socket.
-        read_again: reads the settings when SIGHUP comes, which then stops nothing.
-        display: shows what it does to a person.
+        read_again: reads the settings on SIGHUP, which then stops nothing.
+        display: shows the daemon's progress to a user.
 
     Raises:
         StartError: it cannot start; the message says why.
     """
-    gc.freeze()  # what was imported stays: each collection would look through all of it
+    gc.freeze()  # imported objects stay: each collection would look through all of them
     sys.setswitchinterval(_SWITCH)
     manager = ServiceManager.of(os.environ)
     with (
         closing(display or Display()) as shown,
         StopSignals() as signals,
         closing(
-            inherited(os.environ)
-            or launchd.inherited()
-            or UnixListener(settings.socket_path, temporary=temporary)
+            inherited(os.environ) or UnixListener(settings.socket_path, temporary=temporary)
         ) as listener,
     ):
         uvloop.run(Daemon(settings, listener, signals, manager, read_again, shown).run())
@@ -120,20 +119,20 @@ class Daemon:
         self._reloader: Reloader | None = None
         if read_again is not None:
             self._reloader = Reloader(read_again, self._entry, self._connections, manager)
-        self._tasks: list[asyncio.Task[None]] = []  # that run for as long as requests are served
+        self._tasks: list[asyncio.Task[None]] = []  # cancelled when the daemon stops
         self._stop = asyncio.Event()
         self._force_stop = asyncio.Event()
 
     @property
     def _settings(self) -> Settings:
-        """Those in force."""
+        """The settings in force."""
         return self._entry.settings
 
     async def run(self) -> None:
         """Start, serve, stop."""
         guards = [
             asyncio.create_task(self._manager.beat(self._entry.stalled)),
-            asyncio.create_task(launchd.end_when_stalled(self._entry.stalled)),
+            asyncio.create_task(end_when_stalled(self._entry.stalled)),
         ]
         calling = self._signals.calling
         with calling(self._on_signal), calling(self._on_hangup, signal.SIGHUP):
@@ -146,7 +145,7 @@ class Daemon:
                     guard.cancel()
 
     async def startup(self) -> None:
-        """Listen first, so that clients hear "loading" and not "no such file"; then load."""
+        """Listen, so that clients are answered "loading"; then load the models."""
         self._entry.keys.read()
         if (public := self._settings.public_file) is not None:
             log.warning("all users can read the key in a file", path=public, advice="chmod 600")
@@ -163,7 +162,7 @@ class Daemon:
         await self._load_models(slots)
 
     async def shutdown(self) -> None:
-        """Answer what waits, let what runs finish within the grace, then end it."""
+        """Refuse waiting requests, let running ones finish within the grace, then end them."""
         self._display.close()
         log.info("stopping")
         self._manager.stopping()
@@ -175,8 +174,7 @@ class Daemon:
         if self._entry.models is not None:
             await self._entry.models.close()
         if self._residents:
-            grace = self._settings.stop_grace
-            await drain(self._residents, self._force_stop, grace, self._display)
+            await self._drain()
         await self._server.close()
         if self._entry.models is not None:
             self._entry.models.workers.close()
@@ -191,14 +189,41 @@ class Daemon:
         except TimeoutError as error:
             self._listener.close()
             log.error("leaving the MLX thread behind", loading=loading, error=str(error))  # noqa: TRY400
-            # It is inside MLX, and the interpreter cannot end under it in order.
+            # The thread is inside MLX, under which the interpreter cannot end in order.
             os._exit(0 if loading else 1)
         if self._entry.folders is not None:
             self._entry.folders.close()
         log.info("stopped")
 
+    async def _drain(self) -> None:
+        residents = self._residents
+
+        def still_running() -> str:
+            requests = sum(resident.handoff.live for resident in residents)
+            plural = "s" if requests > 1 else ""
+            text = f"waiting for {requests} request{plural}, Ctrl-C again to force"
+            return text if requests else ""
+
+        async def wait_idle() -> None:
+            for resident in residents:
+                await resident.handoff.wait_idle()
+
+        for resident in residents:
+            resident.handoff.refuse_waiting()
+        waits: set[asyncio.Task[Any]] = {
+            asyncio.create_task(self._force_stop.wait()),
+            asyncio.create_task(wait_idle()),
+        }
+        with self._display.waiting(still_running):
+            grace = self._settings.stop_grace
+            await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        for resident in residents:
+            resident.handoff.end_running()
+
     async def _load_models(self, slots: list[ModelSlot]) -> None:
-        """Load the default model and those that are pinned, and take requests from then on."""
+        """Load the default model and pinned ones; then take requests."""
         models = self._models(slots)
         self._entry.models, self._entry.pressure = models, self._pressure
         loading = asyncio.ensure_future(_load_first(models))
@@ -244,9 +269,9 @@ class Daemon:
             raise RuntimeError("the default model was loaded and is not")
         assembly, name = resident.assembly, models.default.name
         self._entry.responses = await self._open_responses(assembly)
-        models.take_requests()
+        models.started = True
         self._tasks += [
-            asyncio.create_task(each) for each in (self._pressure.run(), models.residency.run())
+            asyncio.create_task(each) for each in (self._pressure.run(), models.unload_idle())
         ]
         self._manager.ready(f"serving {name} on {self._listener.path}")
         self._warn_of_small_bodies(assembly.context_length)
@@ -265,13 +290,13 @@ class Daemon:
         )
 
     async def _open_responses(self, assembly: Assembly) -> ResponseDesk:
-        """Open what is stored of responses: beside the state on disk, or else in memory."""
+        """Open the store of responses: beside the state on disk, or in memory."""
         folder = None if assembly.disk is None else self._settings.disk_folder
         budget = self._settings.responses_budget
         return ResponseDesk(await asyncio.to_thread(ResponseStore, folder, budget))
 
     def _on_share(self, share: float) -> None:
-        """Shrink the budget, or let it grow again, as the system's memory allows."""
+        """Use a share of the budget, as the system's memory pressure allows."""
         if self._loader is not None and not self._entry.stopping:
             self._thread.submit(shrink, self._loader.memory, share)
             self._thread.wake()
@@ -288,14 +313,14 @@ class Daemon:
         self._display.stop()
 
     def _on_hangup(self) -> None:
-        """Reload, or stop where the settings cannot be read again."""
+        """Reload, or stop if the settings cannot be read again."""
         if self._reloader is None:
             self._on_signal()
         else:
             self._reloader.ask()
 
     def _warn_of_small_bodies(self, context: int) -> None:
-        """Say so if `body_bytes` keeps part of the context out of reach."""
+        """Warn if `body_bytes` keeps part of the context out of reach."""
         longest = self._entry.bodies.longest_prompt
         if longest < context - 1:  # an answer takes one token at least
             log.warning("body_bytes holds no prompt as long as the context", tokens=longest)
@@ -308,7 +333,7 @@ class Daemon:
 
 
 async def _load_first(models: ModelPool) -> None:
-    """Load the models that are pinned, and then the default one, which may have to fit."""
+    """Load the pinned models, then the default one."""
     for slot in reversed(models.slots):
         if slot is models.default or slot.settings.pinned:
-            await models.residency.load(slot)
+            await models.load(slot)

@@ -13,8 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from .early_signals import leave_at_once
-from .process_end import end_process
+from .signals import end_process, leave_at_once
 
 SOCKET = "u.sock"
 """The socket's name in the folder."""

@@ -1,1 +1,1 @@
-"""Models that the daemon serves: budget, loading, residency; and those that it could serve."""
+"""The models of a daemon: budget, loading and unloading; and models that could be served."""

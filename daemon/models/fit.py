@@ -1,34 +1,27 @@
-"""Whether a model fits a machine, and with how long a context: as the daemon would find it.
+"""Fit of a model on a machine, and its context: the daemon's arithmetic on estimated sizes.
 
-The daemon measures what computing takes; here it is estimated. All else is the same arithmetic.
+The daemon measures the memory of computing; here it is estimated. All else is the same.
 """
 
 import msgspec
 
-from ...cachestore.ledger import max_copy_bytes
 from ...models.backends.memory import DeviceMemory, gpu_memory, host_memory, mac_memory
 from ...models.estimate.facts import ModelFacts
 from ...models.memory_profile import MemoryProfile
 from ...models.params import KVQuantization
 from ..config import Settings
-from ..errors import StartError
-from .machine import Device, Planned
-from .memory_budget import MemoryBudget
+from ..config.setting import Size, parse_size
+from ..errors import FlagError, StartError
+from .memory_budget import LEAST_CONTEXT, MemoryBudget, request_budget
 
-LEAST_CONTEXT = 32
-"""Tokens; a budget that cannot hold these is a mistake."""
-
-
-def usable(budget: int) -> int:
-    """Bytes of a budget that one request may take: the rest is kept for copies."""
-    return budget - max_copy_bytes(budget)
+_DEVICES = {"metal": "mac", "cuda": "gpu", "cpu": "cpu"}
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What a daemon would run on.
+    """A machine for a daemon.
 
     Attributes:
-        memory: what it has.
+        memory: of its device.
         fp32: its CPU computes, and weights become fp32.
     """
 
@@ -36,41 +29,52 @@ class Machine(msgspec.Struct, frozen=True):
     fp32: bool
 
 
-def machine_of(planned: Planned) -> Machine:
-    """Describe the machine that was asked for, or this one."""
-    if planned.memory is None:
-        return _this_machine()
-    match planned.device or _this_device():
-        case Device.MAC:
-            return Machine(mac_memory(planned.memory), fp32=False)
-        case Device.GPU:
-            memory = gpu_memory("GPU memory", planned.memory, planned.memory)
-            return Machine(memory, fp32=False)
-        case Device.CPU:
-            return Machine(host_memory(planned.memory), fp32=True)
+def machine_of(memory: str | None = None, device: str | None = None) -> Machine:
+    """Describe a machine.
+
+    Args:
+        memory: its size, such as 64GiB; None for this machine.
+        device: `mac`, `gpu` or `cpu`; None for this machine's.
+
+    Raises:
+        FlagError: a value is of no use, or a device has no memory.
+    """
+    if device not in (None, *_DEVICES.values()):
+        raise FlagError(f"--device is {device!r}; it must be mac, gpu or cpu")
+    if memory is None:
+        if device is not None:
+            raise FlagError("--device needs --memory: how much has that machine?")
+        from ...models.backends.memory import device_memory  # noqa: PLC0415  (planning needs no MLX)
+
+        return Machine(device_memory(), fp32=_this_device() == "cpu")
+    try:
+        nbytes = parse_size(msgspec.convert(memory, Size))
+    except msgspec.ValidationError as error:
+        raise FlagError(f"--memory is {memory!r}; it must be a size: 64GiB, 64GB") from error
+    match device or _this_device():
+        case "mac":
+            return Machine(mac_memory(nbytes), fp32=False)
+        case "gpu":
+            return Machine(gpu_memory("GPU memory", nbytes, nbytes), fp32=False)
+        case _:
+            return Machine(host_memory(nbytes), fp32=True)
 
 
-def _this_machine() -> Machine:
-    from ...models.backends.memory import device_memory  # noqa: PLC0415  (planning needs no MLX)
-
-    return Machine(device_memory(), fp32=_this_device() is Device.CPU)
-
-
-def _this_device() -> Device:
+def _this_device() -> str:
     from ...models.backends import device_name  # noqa: PLC0415  (planning needs no MLX)
 
-    return {"cpu": Device.CPU, "metal": Device.MAC, "cuda": Device.GPU}[device_name()]
+    return _DEVICES[device_name()]
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How a model fits. All figures are bytes but the contexts, which are tokens.
+    """Sizes of a model on a machine. Figures are bytes; contexts are tokens.
 
     Attributes:
         weight_bytes: of the weights in memory.
         token_bytes: of a token of one sequence, in layers that keep all tokens.
-        sequence_bytes: of a sequence, however long, once its windows are full.
-        budget: what state may take; 0 where nothing is left.
-        context: of one request that runs alone; 0 where the model does not fit.
+        sequence_bytes: of a sequence of any length, once its windows are full.
+        budget: of state; 0 if nothing is left.
+        context: of one request that runs alone; 0 if the model does not fit.
         model_context: the most that the model was made for.
     """
 
@@ -83,20 +87,20 @@ class Fit(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether a daemon with it would start."""
+        """True if a daemon with it would start."""
         return self.context > 0
 
 
 def fit(facts: ModelFacts, machine: Machine, settings: Settings) -> Fit:
-    """Estimate how a model fits a machine.
+    """Estimate the fit of a model.
 
     Args:
         facts: of the model.
-        machine: it would run on.
-        settings: of the daemon: its budgets, and how keys and values are kept.
+        machine: for the daemon.
+        settings: of the daemon: its budgets, and the form of keys and values.
     """
     weights, budget, profile = _sizes(facts, machine, settings)
-    longest = profile.longest_context(usable(budget))
+    longest = profile.longest_context(request_budget(budget))
     context = min(longest, facts.config.context_length)
     if longest < min(LEAST_CONTEXT, facts.config.context_length):
         context = 0
@@ -113,24 +117,24 @@ def fit(facts: ModelFacts, machine: Machine, settings: Settings) -> Fit:
 def agents(
     facts: ModelFacts, machine: Machine, settings: Settings, *, shared: int, own: int
 ) -> int:
-    """Estimate how many agents' conversations fit in memory at a time.
+    """Estimate the number of conversations in memory at a time; others go to the disk and back.
 
     Args:
         facts: of the model.
-        machine: it would run on.
+        machine: for the daemon.
         settings: of the daemon.
-        shared: tokens of the prompt that all begin with, which is kept once.
-        own: tokens of each conversation.
+        shared: tokens of their common prefix, which is kept once.
+        own: further tokens of each conversation.
 
     Returns:
-        How many; 0 where none can be served. What is more goes to the disk and comes back.
+        0 if no conversation fits.
     """
     _, budget, profile = _sizes(facts, machine, settings)
     sizes = profile.sizes
-    left = usable(budget) - profile.worst_case(shared + own).nbytes
+    left = request_budget(budget) - profile.worst_case(shared + own).nbytes
     if left < 0 or shared + own > facts.config.context_length:
         return 0
-    # The first is the one that runs; of the others tokens are kept, and checkpoints.
+    # The first one runs; of the others tokens are kept, and checkpoints.
     checkpoint = sizes.in_windows(shared + own) + sizes.fixed
     each = sizes.suffix(own) + (1 + settings.checkpoints_kept) * checkpoint
     return 1 + left // max(1, each)
@@ -139,6 +143,7 @@ def agents(
 def _sizes(
     facts: ModelFacts, machine: Machine, settings: Settings
 ) -> tuple[int, int, MemoryProfile]:
+    """Return the bytes of the weights, the budget of state, and the profile of requests."""
     weights = facts.resident(fp32=machine.fp32)
     try:
         budget = MemoryBudget(settings, machine.memory).enter("", weights)

@@ -1,46 +1,51 @@
-"""Loads models beside those that serve, and gives back all that they held."""
+"""Loads models beside serving ones, unloads them, and shares the configured prompts."""
 
 import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from traceback import clear_frames
 from typing import Any, TypeVar
 
 import structlog
 
 from ...cachestore.disk.model_folders import ModelFolders
+from ...cachestore.tries import SHARED
 from ...models.backends import limits_of
-from ...models.load.loader import OpenedModel, Source, find
+from ...models.load.loader import OpenedModel, find
 from ...models.load.probe import failures_in_words
 from ...models.load.watch import Progress, Watch
 from ...models.params import KVQuantization
 from ...models.runtime import BLAS, device_memory, device_name, give_freed_memory_back
-from ...scheduler.errors import UnavailableError
+from ...scheduler.errors import RequestError, UnavailableError
 from ...scheduler.handoff import Handoff
 from ...scheduler.limits import RETRY_AFTER
 from ...scheduler.queue import ConversationQueue
 from ...scheduler.thread import MLXThread
 from ..config import Settings
 from ..errors import StartError
+from ..http.bodies import BodyBudget, Share
+from ..identity.caller import Caller
 from ..identity.tenants import TenantTerms
-from ..lifecycle.state_saving import save_state
-from ..observability.cache_admin import CacheAdmin
+from ..observability.cache_admin import CacheAdmin, PinRequest
+from ..quoting import quote
+from ..requests.arrivals import Arrivals, Wait
 from ..requests.service import Service
 from ..requests.workers import Workers
-from .assembly import Assembly, Phase, assemble, max_stall
+from .assembly import Assembly, Phase, assemble, max_stall, save_state
 from .memory_budget import MemoryBudget
 from .pressure import PressureWatch
-from .shared_files import declare, read
 from .slot import ModelSlot, Resident
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
-_LOOK_AGAIN = 0.01  # seconds until it is seen whether there is room
+_POLL = 0.01  # seconds between two looks for room
+_FILE_PIN = "file:"  # begins the names of configured prompts' pins
 
 T = TypeVar("T")
 
@@ -48,23 +53,23 @@ log = structlog.get_logger()
 
 
 class ModelLoader:
-    """Builds what serves a model, on the MLX thread, between the steps of others.
+    """Loads a model on the MLX thread, between the steps of other models' engines.
 
-    Files are found and downloaded elsewhere, and weights are read piece by piece. What cannot be
-    cut, as to measure a model that was never here, is logged where it held up others.
+    Files are found and downloaded on another thread, and weights are read piece by piece. A call
+    that cannot be cut, such as measuring a new model, is logged if it held other models up.
 
     Attributes:
         memory: of all models.
-        stop: once it is set, ends a download that is under way, and a load between two phases or
-            two calls of the model.
+        stop: once it is set, a download ends, and a load ends between two phases or two calls of
+            the model.
 
     Args:
-        thread: the one of MLX.
-        settings: those in force.
+        thread: of MLX.
+        settings: returns the settings in force.
         workers: read prompts.
         pressure: of the system's memory.
-        tenants: what holds for them.
-        folders: for state on disk; None keeps none there.
+        tenants: their bounds.
+        folders: of state on disk; None keeps none there.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class ModelLoader:
         begin: Callable[[Phase], object],
         downloaded: Callable[[Progress], object],
     ) -> int:
-        """Find a model, download it if need be, and say what its weights take, in bytes.
+        """Find a model, download it if need be, and return the bytes of its weights.
 
         Raises:
             ModelError: there is none, or it cannot be loaded.
@@ -103,29 +108,27 @@ class ModelLoader:
         watch = Watch(downloaded, self.stop, self._settings().download_timeout)
         source = await _in_background(lambda: find(slot.source, begin, watch))
         begin("loading")
-        opened = await self._on_thread(slot, self._open, source)
+        settings, quantization = self._settings(), None
+        if settings.kv_bits is not None:
+            quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
+        opened = await self._on_thread(slot, OpenedModel, source, quantization, settings.backend)
         self._opened[slot.name] = opened
         await _in_background(opened.try_template)
         return opened.weight_bytes
 
-    def _open(self, source: Source) -> OpenedModel:
-        settings, quantization = self._settings(), None
-        if settings.kv_bits is not None:
-            quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
-        return OpenedModel(source, quantization, settings.backend)
-
     def fits(self, weights: int, beside: list[int]) -> bool:
-        """Whether weights have room beside those of others, with the share of state."""
+        """Return True if weights have room beside loaded ones and the share of state."""
         return self.memory.fits(weights, beside)
 
     async def load(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> Resident:
-        """Read the weights of what was opened, and build what serves it.
+        """Read the weights of an opened model, and assemble it.
 
         Raises:
             ModelError: it cannot be loaded.
             StartError: memory holds no request of it, or a shared prompt cannot be read.
         """
-        opened, prompts = self._opened[slot.name], read(self._settings().shared_prompts)
+        opened = self._opened[slot.name]
+        prompts = read_prompts(self._settings().shared_prompts)
         await self._take_room(slot, opened.weight_bytes)
         while await self._on_thread(slot, opened.read_more):
             pass
@@ -133,7 +136,7 @@ class ModelLoader:
         try:
             await self._serve(slot, resident, prompts)
         except BaseException as error:  # also where the daemon stops
-            clear_frames(error.__traceback__)  # they hold what is closed now
+            clear_frames(error.__traceback__)  # they refer to the assembly
             assemblies = [resident.assembly]
             del resident
             await self._close(slot, assemblies)
@@ -143,23 +146,23 @@ class ModelLoader:
         return resident
 
     async def _serve(self, slot: ModelSlot, resident: Resident, prompts: dict[str, str]) -> None:
-        """Let a model compute, and have it begin with the prompts that are shared."""
+        """Let a model's engine step, and pin the shared prompts."""
         await self._on_thread(slot, self.memory.built)
         engine = resident.assembly.engine
         self._thread.attach(engine.step)
         slot.context_length = resident.service.context_length
-        await declare(resident.service, prompts)
+        await share_prompts(resident.service, prompts)
 
     async def _take_room(self, slot: ModelSlot, weights: int) -> None:
-        """Take the room that weights need from state, before they are read.
+        """Take the room of the weights from state, before they are read.
 
-        Who runs gives it up at the next step; what must stay for one request fits always.
+        Running requests free it at the next step; the state of one request always fits.
         """
         await self._on_thread(slot, self.memory.enter, slot.name, weights)
         async with asyncio.timeout(self._settings().request_timeout):
             while not await self._on_thread(slot, self.memory.has_room):
                 self._thread.wake()
-                await asyncio.sleep(_LOOK_AGAIN)
+                await asyncio.sleep(_POLL)
 
     async def _build(
         self, slot: ModelSlot, opened: OpenedModel, begin: Callable[[Phase], object]
@@ -208,22 +211,21 @@ class ModelLoader:
         return Resident(service, assembly, handoff)
 
     def _begin(self, begin: Callable[[Phase], object], phase: Phase) -> None:
-        """Begin the next phase, unless the daemon stops."""
         self._go_on()
         begin(phase)
 
     def _go_on(self) -> None:
-        """End a load with an error if the daemon stops."""
+        """Fail the load if the daemon stops."""
         if self.stop.is_set():
             raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
 
     async def drop(self, slot: ModelSlot) -> None:
-        """Let go of what was opened, or of what is left of a load that failed."""
+        """Release an opened model, or the rest of a failed load."""
         self._opened.pop(slot.name, None)
         await self._on_thread(slot, self._forget, slot.name)
 
     async def unload(self, slot: ModelSlot) -> None:
-        """Save a model's state, and give all its memory back. No request may use it."""
+        """Save a model's state, and free all its memory. No request may use it."""
         if slot.resident is None:
             return
         assemblies = [slot.resident.assembly]
@@ -232,18 +234,18 @@ class ModelLoader:
         log.info("unloaded", model=slot.name)
 
     async def _close(self, slot: ModelSlot, assemblies: list[Assembly]) -> None:
-        """Save the state of the only one there is, and close it, each part whatever others raise.
+        """Save the state of a list's one assembly, and close all its parts, whatever they raise.
 
-        It is taken out of the list, so that its arrays go on the MLX thread.
+        It is taken out of the list, so that its arrays are freed on the MLX thread.
         """
         disk = assemblies[0].disk
         async with AsyncExitStack() as parts:  # the last one first
             parts.push_async_callback(self._on_thread, slot, self._forget, slot.name)
-            if self._folders is not None and disk is not None:  # its bytes would count twice
+            if self._folders is not None and disk is not None:  # or its bytes count twice
                 give_back = self._folders.give_back
                 parts.push_async_callback(asyncio.to_thread, give_back, disk.folder)
             parts.push_async_callback(self._on_thread, slot, self._close_last, assemblies)
-            await self._on_thread(slot, _take_turns)
+            await self._on_thread(slot, lambda: None)  # engines step before it: cancelled rows end
             await save_state(self._thread, assemblies[0])
 
     def _close_last(self, assemblies: list[Assembly]) -> None:
@@ -259,7 +261,7 @@ class ModelLoader:
         give_freed_memory_back()
 
     def bound_tenants(self) -> None:
-        """Bound what tenants use, and what their state takes, as the settings say now."""
+        """Bound the tenants' use and state by the settings in force."""
         tenants = self._tenants
         tenants.use.terms_changed()
         self._thread.submit(self.memory.pool.bound_tenants, tenants.bounds, tenants.floors)
@@ -268,7 +270,7 @@ class ModelLoader:
         return await asyncio.wrap_future(self._thread.submit(self._timed, slot, fn, *args))
 
     def _timed(self, slot: ModelSlot, fn: Callable[..., T], *args: Any) -> T:
-        """Do a piece of work; say so where it kept streams of other models waiting for long."""
+        """Do a piece of work; log it if streams of other models waited long for it."""
         waits, begun = bool(self.memory.pool.busy), time.monotonic()
         try:
             return fn(*args)
@@ -284,26 +286,74 @@ class ModelLoader:
                 )
 
 
-def _take_turns() -> None:
-    """Do nothing on the MLX thread, after which engines step: what was cancelled ends."""
-
-
 def shrink(memory: MemoryBudget, share: float) -> None:
-    """Use only a share of the budget, because the system is short of memory. MLX thread."""
+    """Use a share of the budget, as the system's memory allows. Belongs to the MLX thread."""
     memory.pool.shrink(share)
     give_freed_memory_back()
 
 
 async def _in_background(fn: Callable[[], T]) -> T:
-    """Call what may take for ever, on a thread that keeps no process from ending."""
+    """Call a function that may not return, on a thread that does not delay the process's end."""
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # or a result that nobody waits for would be an error
+    future.set_running_or_notify_cancel()  # or a result after a cancellation is an error
 
     def call() -> None:
         try:
             future.set_result(fn())
-        except BaseException as error:  # noqa: BLE001  (it belongs to who waits)
+        except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
             future.set_exception(error)
 
     threading.Thread(target=call, name="umbel-find", daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+def read_prompts(paths: Iterable[str]) -> dict[str, str]:
+    """Read the files of prompts that the configuration shares, without final line ends.
+
+    Returns:
+        Texts by the names of their pins.
+
+    Raises:
+        StartError: a file cannot be read, has no text, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for each in paths:
+        path = Path(each).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartError(f"shared_prompts: cannot read {quote(each)}: {error}") from error
+        if not text:
+            raise StartError(f"shared_prompts: {quote(each)} is empty")
+        if _FILE_PIN + path.name in found:
+            raise StartError(f"shared_prompts: two files are called {quote(path.name)}")
+        found[_FILE_PIN + path.name] = text
+    return found
+
+
+async def share_prompts(service: Service, prompts: dict[str, str]) -> None:
+    """Pin prompts for all tenants, and unpin those of a former configuration.
+
+    Failures are logged: the model serves without the prompt.
+
+    Args:
+        service: of a loaded model.
+        prompts: of `read_prompts`.
+    """
+    try:
+        for pin in await service.cache.pins(SHARED):
+            if pin.name.startswith(_FILE_PIN) and pin.name not in prompts:
+                await service.cache.unpin(SHARED, pin.name)
+                log.info("prompt not shared any more", name=pin.name)
+    except RequestError as error:
+        log.warning("prompts of a former start may still be shared", reason=str(error))
+    for number, (name, text) in enumerate(prompts.items()):
+        request = PinRequest(name=name, system=text, shared=True)
+        caller, share = Caller(SHARED, operator=True), Share(BodyBudget(1 << 40))
+        arrival = Arrivals().arrive(f"shared-{number}", caller, share, Wait(time.monotonic()))
+        try:
+            pin = await service.pin(request, arrival)
+        except Exception as error:  # noqa: BLE001  (the model serves without it)
+            log.warning("prompt not shared", name=name, reason=str(error))
+        else:
+            log.info("prompt shared", name=name, tokens=pin.held)

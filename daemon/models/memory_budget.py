@@ -1,32 +1,40 @@
-"""What weights and state of all models may take together, and what of it each has."""
+"""Division of memory between the weights of all models and their state."""
 
 import time
 from collections.abc import Iterable
 
-from ...cachestore.ledger import Kind, Size
+from ...cachestore.ledger import Kind, Size, max_copy_bytes
 from ...cachestore.pool import MemoryPool
 from ...models.backends.memory import DeviceMemory
 from ..config import Settings
 from ..errors import StartError
 
-_STATE_SHARE = 4  # where models share memory, one part in this many is never given to weights
+LEAST_CONTEXT = 32
+"""Tokens; a budget that cannot hold these is a mistake."""
+
+_STATE_SHARE = 4  # if models share memory, weights never get one part in this many
 _BUILD_SHARE = 4  # of that, one part in this many is for a model's measuring and warm-up
 
 
 def clock_of_uses() -> int:
-    """Milliseconds since 1970, for the recency of state: it outlives the process."""
+    """Return milliseconds since 1970, for the recency of state: it outlives the process."""
     return time.time_ns() // 1_000_000
 
 
-class MemoryBudget:
-    """Divides memory between weights and state. Belongs to the MLX thread, but for `fits`.
+def request_budget(budget: int) -> int:
+    """Return the bytes of a budget that one request may take; the rest is for copies."""
+    return budget - max_copy_bytes(budget)
 
-    State has what weights leave, and never less than its share: what a model promises is measured
-    by that, and so does not depend on which others are loaded.
+
+class MemoryBudget:
+    """Divides memory between weights and state. Belongs to the MLX thread, except `fits`.
+
+    State has what weights leave, and never less than its share: a model's context is measured by
+    that, and so does not depend on other loaded models.
 
     Attributes:
         usable: bytes for weights and state of all models.
-        pool: what all state has.
+        pool: of all state.
 
     Args:
         settings: of the daemon.
@@ -46,7 +54,7 @@ class MemoryBudget:
         self._least: dict[str, int] = {}
 
     def fits(self, weights: int, loaded: Iterable[int]) -> bool:
-        """Whether weights have room beside those of other models, with the share of state."""
+        """Return True if weights have room beside loaded ones and the share of state."""
         beside = sum(loaded)
         return not beside or beside + weights <= self.usable - self._share()
 
@@ -55,21 +63,27 @@ class MemoryBudget:
 
     @property
     def held(self) -> int:
-        """Bytes that weights and state of all models hold."""
+        """Bytes of all models' weights and state."""
         return sum(self._weights.values()) + self.pool.ledger.total.nbytes
 
     def enter(self, name: str, weights: int) -> int:
         """Note a model whose weights are loaded.
 
         Returns:
-            Bytes that state may take at least for as long as the model is loaded.
+            Least bytes of state while the model is loaded.
 
         Raises:
             StartError: its weights leave nothing.
         """
         alone = self.usable - weights
         if self._state is None and alone <= 0:
-            raise StartError(self._too_large(weights))
+            device = self._device
+            raise StartError(
+                f"the model's weights take {weights} bytes and body_bytes {self._bodies}, "
+                f"and of the {device.total} bytes of {device.name} "
+                f"{device.usable} may be used: "
+                "serve a smaller model, or set cache_bytes to try all the same"
+            )
         if self._state is not None:
             least = self._state
         else:
@@ -79,9 +93,9 @@ class MemoryBudget:
         return least
 
     def has_room(self) -> bool:
-        """Whether state holds no more than it may; what it need not hold is evicted.
+        """Evict state over the budget; return True if none is left over it.
 
-        Beside others, some more is kept for measuring a model and for its warm-up.
+        Beside other models, room is reserved for measuring a model and for its warm-up.
         """
         if not self._shared:
             return True
@@ -90,11 +104,11 @@ class MemoryBudget:
         return self.pool.room.nbytes >= 0
 
     def warm_up_bytes(self, least: int) -> int:
-        """What a model's measuring and warm-up may take, of the least that state has."""
+        """Return the bytes for a model's measuring and warm-up, of the least bytes of state."""
         return least // _BUILD_SHARE if self._shared else least
 
     def built(self) -> None:
-        """Give back what was kept for measuring."""
+        """Release the room for measuring."""
         self._building.close()
 
     def leave(self, name: str) -> None:
@@ -108,12 +122,3 @@ class MemoryBudget:
         left = self.usable - sum(self._weights.values())
         budget = left if self._state is None else self._state
         self.pool.resize(Size(budget, self._device.buffers), max(self._least.values(), default=0))
-
-    def _too_large(self, weights: int) -> str:
-        device = self._device
-        return (
-            f"the model's weights take {weights} bytes and body_bytes {self._bodies}, "
-            f"and of the {device.total} bytes of {device.name} "
-            f"{device.usable} may be used: "
-            "serve a smaller model, or set cache_bytes to try all the same"
-        )

@@ -1,7 +1,7 @@
-"""What the operating system says about memory pressure, polled.
+"""Memory pressure of the operating system, polled.
 
-macOS gives a level. Linux gives the time that tasks stalled for want of memory (PSI), of which
-a level is made here. Both are read in microseconds and without waiting, on the event loop.
+macOS gives a level. Linux gives the time that tasks stalled for lack of memory (PSI), which is made
+a level here. Both are read in microseconds and without waiting, on the event loop.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -24,13 +24,13 @@ from ...control_group import GROUPS, PROC, unified_group
 log = structlog.get_logger()
 
 # Shares of the time between two polls. They are a choice: systemd-oomd kills at 60 % of `full`
-# for 30 s, and the budget is to shrink long before.
+# for 30 s, and the budget should shrink long before.
 SOME_WARNING = 0.10
 SOME_CRITICAL = 0.40
 FULL_CRITICAL = 0.10
 
 _SYSCTL = b"kern.memorystatus_vm_pressure_level"
-# Of libdispatch's DISPATCH_MEMORYPRESSURE_*, which this sysctl is translated to in the kernel.
+# The kernel translates this sysctl to libdispatch's DISPATCH_MEMORYPRESSURE_*.
 _SYSCTL_LEVELS = {1: Pressure.NORMAL, 2: Pressure.WARNING, 4: Pressure.CRITICAL}
 SYSCTLBYNAME = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -54,29 +54,12 @@ _LEVELS: dict[Pressure, Level] = {
 }
 
 
-class Source(Protocol):
-    """Where a level comes from. To be called about once a second, by one caller.
+class SysctlSource:
+    """The level of macOS: `kern.memorystatus_vm_pressure_level`, for any user.
 
     Attributes:
-        name: what is read, for people.
-        figures: what the level of the last call was made from, for its log line.
-    """
-
-    name: str
-    figures: Mapping[str, float]
-
-    def __call__(self) -> Pressure:
-        """Read the level.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: what was read makes no sense.
-        """
-        ...
-
-
-class SysctlSource:
-    """The level that macOS computes: `kern.memorystatus_vm_pressure_level`, for any user.
+        name: of the source, for people.
+        figures: that the last level was made from, for its log line.
 
     Args:
         sysctlbyname: libc's function, of the type `SYSCTLBYNAME`.
@@ -92,8 +75,8 @@ class SysctlSource:
         """Read the level.
 
         Raises:
-            OSError: the kernel does not tell.
-            ValueError: the value is none of those that the kernel's source has.
+            OSError: the kernel refuses.
+            ValueError: the kernel's source has no such value.
         """
         value = ctypes.c_int(0)
         size = ctypes.c_size_t(ctypes.sizeof(value))
@@ -107,20 +90,24 @@ class SysctlSource:
 
 
 class Stalled(NamedTuple):
-    """Microseconds in which some task stalled for memory, and in which all that could run did."""
+    """Microseconds in which some task stalled for memory, and in which all of them did."""
 
     some: int
     full: int
 
 
 class PsiSource:
-    """The level from one of Linux's PSI files, since the last call; the first only begins.
+    """The level since the last call, from a PSI file of Linux; the first call returns NORMAL.
 
-    The totals are used, as avg10 takes ten seconds to follow them.
+    It is computed from the totals: avg10 takes ten seconds to follow them.
+
+    Attributes:
+        name: of the source, for people.
+        figures: that the last level was made from, for its log line.
 
     Args:
-        path: the file. It stays open: the daemon's other files may take all descriptors.
-        clock: monotonic time in seconds.
+        path: of the file. It stays open: the daemon's other files may take all descriptors.
+        clock: seconds, monotonic.
 
     Raises:
         OSError: the file cannot be opened.
@@ -138,8 +125,8 @@ class PsiSource:
         """Read the totals and compare them with the last ones.
 
         Raises:
-            OSError: the file cannot be read: EOPNOTSUPP where PSI is off, ENODEV where the
-                cgroup is gone.
+            OSError: the file cannot be read: EOPNOTSUPP if PSI is off, ENODEV if the cgroup is
+                gone.
             ValueError: it is no PSI file.
         """
         now, total = self._clock(), _parse_psi(os.pread(self._file, _PSI_BYTES, 0))
@@ -149,7 +136,7 @@ class PsiSource:
             return Pressure.NORMAL
         seconds, before = now - last[0], last[1]
         if seconds <= 0 or total.some < before.some or total.full < before.full:
-            return Pressure.NORMAL  # the counters began anew: nothing is known of this interval
+            return Pressure.NORMAL  # the counters were reset: this interval is unknown
         some = (total.some - before.some) / 1e6 / seconds
         full = (total.full - before.full) / 1e6 / seconds
         self.figures = {"some": round(some, 3), "full": round(full, 3)}
@@ -169,13 +156,13 @@ def _stall_level(some: float, full: float) -> Pressure:
     return Pressure.WARNING if some >= SOME_WARNING else Pressure.NORMAL
 
 
-def find_source() -> Source | None:
-    """Find what this system tells of its memory, if it does. Raises nothing."""
+def find_source() -> SysctlSource | PsiSource | None:
+    """Find this system's source of memory pressure; None without one. Raises nothing."""
     return find_sysctl() if sys.platform == "darwin" else find_psi()
 
 
 def find_sysctl() -> SysctlSource | None:
-    """Find macOS's level, if this is macOS."""
+    """Find the level of macOS; None elsewhere."""
     try:
         source = SysctlSource(SYSCTLBYNAME(("sysctlbyname", ctypes.CDLL(None))))
         source()
@@ -185,11 +172,11 @@ def find_sysctl() -> SysctlSource | None:
 
 
 def find_psi(proc: Path = PROC, cgroups: Path = GROUPS) -> PsiSource | None:
-    """Find the PSI file of this process's cgroup, where systemd's MemoryHigh shows, or the host's.
+    """Find the PSI file of this process's cgroup, which shows systemd's MemoryHigh, or the host's.
 
     Args:
-        proc: where procfs is mounted.
-        cgroups: where cgroup v2 is mounted. Beside v1 it is elsewhere and limits no memory.
+        proc: the mount of procfs.
+        cgroups: the mount of cgroup v2. Beside v1 it is elsewhere and limits no memory.
     """
     own = unified_group(proc)
     paths = [] if own is None else [cgroups / own / "memory.pressure"]
@@ -203,12 +190,12 @@ def find_psi(proc: Path = PROC, cgroups: Path = GROUPS) -> PsiSource | None:
 
 
 class PressureStatus(msgspec.Struct):
-    """What `/status` tells of the memory's pressure.
+    """Memory pressure in `/status`.
 
     Attributes:
-        level: what was read last.
-        share: what may be used of the configured budget, 0.25 to 1.
-        source: what is read; None where nothing can be, and the level is normal for ever.
+        level: the last one.
+        share: usable share of the configured budget, 0.25 to 1.
+        source: of the level; None without one, and then the level stays normal.
     """
 
     level: Level
@@ -217,14 +204,14 @@ class PressureStatus(msgspec.Struct):
 
 
 class PressureWatch:
-    """Polls a source and says how far the budget shrinks.
+    """Polls a source, and shrinks the budget.
 
     Args:
-        source: reads the level; None where the system has none. An exception of it is logged,
-            once, and it is not called again. `Source` has what the log line and `status` tell.
-        on_share: is called on the event loop with the share of the configured budget that may
-            be used, whenever it has changed. Before the first call it is 1.
-        clock: monotonic time in seconds.
+        source: returns the level; None if the system has none. Its first exception is logged, and
+            it is not called again. `name` and `figures` of it, if any, are in the log and `status`.
+        on_share: called on the event loop with the usable share of the configured budget,
+            whenever it has changed. Before the first call it is 1.
+        clock: seconds, monotonic.
         interval: seconds between polls.
     """
 
@@ -245,7 +232,7 @@ class PressureWatch:
 
     @property
     def status(self) -> PressureStatus:
-        """The level, the share and the source, as of the last poll."""
+        """Level, share and source of the last poll."""
         return PressureStatus(_LEVELS[self._level], self._shrink.share, self._name)
 
     @property
@@ -253,7 +240,7 @@ class PressureWatch:
         return None if self._source is None else getattr(self._source, "name", "simulated")
 
     async def run(self) -> None:
-        """Poll until cancelled. Only an exception of `on_share` ends it otherwise."""
+        """Poll until cancelled, or until `on_share` raises."""
         while True:
             self._poll()
             await asyncio.sleep(self._interval)
@@ -272,7 +259,7 @@ class PressureWatch:
             return Pressure.NORMAL
         try:
             return self._source()
-        except Exception as error:  # noqa: BLE001  (a hint is missing, nothing worse)
+        except Exception as error:  # noqa: BLE001  (only a hint is missing)
             log.warning("memory pressure is no longer read", source=self._name, error=str(error))
             self._source = None
             return Pressure.NORMAL

@@ -1,4 +1,4 @@
-"""One configured model: what it is, who uses it, and what serves it while it is loaded."""
+"""One configured model: its settings, its residence, and the requests that use it."""
 
 import asyncio
 import time
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from ...models.load.watch import Progress
 
 Residence = Literal["unloaded", "loading", "loaded", "unloading"]
-"""Where a model is."""
 
 
 @dataclass(frozen=True)
 class Resident:
-    """What a loaded model has in this process."""
+    """The parts of a loaded model."""
 
     service: Service
     assembly: Assembly
@@ -34,23 +33,23 @@ class ModelSlot:
     """A model that may be loaded. Belongs to the event loop.
 
     Attributes:
-        name: what clients call it.
+        name: for clients.
         settings: its own.
-        resident: what serves it; None while it is not loaded.
-        loading: the load that is under way, or waits for another's.
-        leaving: it is to be unloaded, and takes no further requests until it is loaded anew.
-        phase: what is done to load it; None else.
-        download: how far its download is, while there is one.
-        users: requests that use it.
-        waiters: requests that wait for it; each is told when it may use it.
-        weight_bytes: what its weights take; None before it was first loaded.
-        context_length: the most tokens of prompt and answer; None before it was first loaded.
-        metrics: of its requests, from the daemon's start on.
-        failure: why it could not be loaded last, and when.
+        resident: its parts; None while it is not loaded.
+        loading: its load under way, which may wait for another's.
+        leaving: it is to be unloaded, and takes no further requests until its next load.
+        phase: of its load; None without one.
+        download: progress of its download; None without one.
+        users: number of requests that use it.
+        waiters: requests that wait for it, the oldest first.
+        weight_bytes: of its weights; None before its first load.
+        context_length: most tokens of prompt and answer; None before its first load.
+        metrics: of its requests since the daemon's start.
+        failure: error and time of its last load, if that failed.
 
     Args:
-        name: as above.
-        settings: as above.
+        name: for clients.
+        settings: its own.
         clock: seconds, monotonic.
     """
 
@@ -65,7 +64,7 @@ class ModelSlot:
         self.phase: Phase | None = None
         self.download: Progress | None = None
         self.users = 0
-        self.waiters: dict[asyncio.Future[None], None] = {}  # the oldest first
+        self.waiters: dict[asyncio.Future[None], None] = {}
         self.weight_bytes: int | None = None
         self.context_length: int | None = None
         self.metrics = Metrics(EngineStatistics, lambda: 0, None)
@@ -77,20 +76,20 @@ class ModelSlot:
 
     @property
     def names(self) -> list[str]:
-        """All names that it answers to, its own first."""
+        """All its names, its own first."""
         return list(dict.fromkeys([self.name, *self.settings.aliases]))
 
     @property
     def source(self) -> str:
-        """Where it is: what `models.load` takes."""
+        """Repo, folder or name for `models.load`."""
         return self.settings.model or self.name
 
     def begin(self, phase: Phase | None) -> None:
-        """Note what is done next."""
+        """Note the next phase of its load."""
         self.phase, self.download = phase, None
 
     def rest(self) -> None:
-        """Have nothing that serves it any more."""
+        """Drop its parts: it is unloaded."""
         self.resident = None
         self.metrics.attach(EngineStatistics, lambda: 0, None)
 
@@ -105,7 +104,7 @@ class ModelSlot:
 
     @property
     def serves(self) -> bool:
-        """Whether a request may use it at once."""
+        """True if a request may use it at once."""
         return self.resident is not None and not self.leaving
 
     @property
@@ -115,7 +114,7 @@ class ModelSlot:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has used it for so long that it is to be unloaded."""
+        """True if it has been idle for long enough to be unloaded."""
         after = None if self.settings.pinned else self.settings.unload_after
         return self.resident is not None and after is not None and self.idle_for > after
 
@@ -125,7 +124,7 @@ class ModelSlot:
         self._unused.clear()
 
     def leave(self) -> None:
-        """Count it no more."""
+        """Count a request that has ended."""
         self.users -= 1
         self.touch()
         if not self.users:
@@ -135,8 +134,8 @@ class ModelSlot:
         """Wait until it is loaded, and count a request that uses it.
 
         Args:
-            load: has it loaded.
-            timeout: seconds that this may take.
+            load: begins its load.
+            timeout: seconds.
 
         Raises:
             TimeoutError: it takes longer.
@@ -152,21 +151,20 @@ class ModelSlot:
         finally:
             self.waiters.pop(waiter, None)
             if not admitted and _has_result(waiter):
-                self.leave()  # it was admitted, and has left at that moment
+                self.leave()  # it was admitted at the moment of its end
 
     def admit_waiters(self) -> None:
-        """Have all who wait use it: it is not unloaded before they have."""
+        """Count all waiting requests as users: it is not unloaded before they have used it."""
         for waiter in self._take_waiters():
             self.enter()
             waiter.set_result(None)
 
     def refuse_waiters(self, error: Exception) -> None:
-        """Tell all who wait that it cannot be loaded."""
+        """Fail all waiting requests."""
         for waiter in self._take_waiters():
             waiter.set_exception(error)
 
     def _take_waiters(self) -> list[asyncio.Future[None]]:
-        """Take all who wait, in the order in which they came."""
         waiters, self.waiters = self.waiters, {}
         return [waiter for waiter in waiters if not waiter.done()]
 

@@ -28,13 +28,13 @@ class DaemonView(NamedTuple):
     """The daemon at one moment.
 
     Attributes:
-        state: of the daemon, as `/status` has it.
+        state: as in `/status`.
         slots: the configured models.
-        pressure_share: of the budget that state may take, as the system's memory allows.
+        pressure_share: share of the budget that the system's memory pressure allows.
         keeps_disk: the settings ask for state on disk.
-        folders: for that; None where it cannot be kept.
-        connections: that are open.
-        busy_seconds: for which the MLX thread has worked since the start.
+        folders: of that state; None if it cannot be kept.
+        connections: open ones.
+        busy_seconds: work of the MLX thread since the start.
     """
 
     state: str
@@ -47,11 +47,7 @@ class DaemonView(NamedTuple):
 
 
 class DaemonMetrics(Collector):
-    """Figures without a model: the ledger, the disk, states, refusals.
-
-    Args:
-        look: takes the view.
-    """
+    """Figures of the daemon, not of a model: the ledger, the disk, states, refusals."""
 
     def __init__(self, look: Callable[[], DaemonView]) -> None:
         self._look = look
@@ -65,11 +61,7 @@ class DaemonMetrics(Collector):
         )
 
     def refuse(self, reason: str) -> None:
-        """Count a request that was refused.
-
-        Args:
-            reason: one of few: the error's code, never what a client wrote.
-        """
+        """Count a refused request by its error's code, which no client can choose."""
         self._refusals.labels(reason).inc()
 
     def collect(self) -> Iterator[Metric]:
@@ -130,7 +122,7 @@ def _states(view: DaemonView) -> Iterator[Metric]:
 
 
 def _disk_state(view: DaemonView) -> DiskState:
-    """Say how the disk tier of the model is that is worst off."""
+    """Return the worst state of all models' disk tiers."""
     if view.folders is None or any(slot.resident and not slot.metrics.disk for slot in view.slots):
         return "off"
     states = {slot.metrics.disk.tier.statistics().state for slot in view.slots if slot.metrics.disk}
@@ -155,13 +147,12 @@ def _memory(view: DaemonView) -> Iterator[Metric]:
 
 
 def ledger_of(engines: Iterable[EngineStatistics]) -> MemoryUse | None:
-    """The ledger of all models, as an engine has published it last; None without an engine."""
-    told = [engine for engine in engines if engine.memory.budget]
-    return max(told, key=lambda engine: engine.last_step_at).memory if told else None
+    """Return the ledger of all models as last published; None without an engine."""
+    published = [engine for engine in engines if engine.memory.budget]
+    return max(published, key=lambda each: each.last_step_at).memory if published else None
 
 
 def _cache(view: DaemonView) -> Iterator[Metric]:
-    """Read the ledger and the files of all models."""
     engines = [slot.metrics.engine() for slot in view.slots]
     memory = ledger_of(engines) or MemoryUse()
     held = GaugeMetricFamily(
@@ -196,10 +187,10 @@ def _cache(view: DaemonView) -> Iterator[Metric]:
 
 
 def _usage(memory: MemoryUse, engines: Iterable[EngineStatistics]) -> float:
-    """How much of its budget state takes that somebody uses, from 0 to 1.
+    """Return the share of the budget that requests, pins and writes use, from 0 to 1.
 
-    Idle state counts as free, as vLLM counts it: routers avoid servers by this figure. More than
-    the budget is held while it shrinks.
+    Idle state counts as free, as in vLLM: routers avoid servers by this figure. More than the
+    budget is held while it shrinks.
     """
     held = sum(engine.cache.held_bytes for engine in engines)
     used = held + memory.tail + memory.paging + memory.transient

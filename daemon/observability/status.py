@@ -1,8 +1,8 @@
-"""`/status`: one frozen picture of the daemon, from what was last published."""
+"""`/status`: one frozen picture of the daemon, from its last published figures."""
 
 import time
 from collections.abc import Collection
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,7 +10,7 @@ from ... import __version__
 from ...cachestore.disk.model_folders import ModelFolders, StoredModel
 from ...cachestore.disk.queue import DiskStatistics
 from ...models.runtime import BLAS, device_name, memory_statistics
-from ...scheduler.statistics import EngineStatistics, MemoryUse, RequestStatistics
+from ...scheduler.statistics import MemoryUse, RequestStatistics
 from ..models.assembly import Phase
 from ..models.pool import ModelPool
 from ..models.pressure import PressureStatus, PressureWatch
@@ -20,40 +20,36 @@ from ..requests.service import Service
 from .daemon_metrics import ledger_of
 
 Engine = dict[str, Any]
-"""The fields of `EngineStatistics`, but for the ledger."""
+"""The fields of `EngineStatistics`, without the ledger, which is of all models."""
 
 State = Literal["loading", "ready", "stalled", "stopping"]
 
 STALLED_AFTER = 120.0
-"""Seconds in one step, or without a finished one while requests run: the engine is stalled then."""
+"""Seconds in one step, or without a finished one while requests run, of a stalled engine."""
 
 LOADING_TAKES = 900.0
-"""Seconds more while a model is loaded: to measure it, and to warm it up, is one call."""
-
+"""More seconds while a model is loaded: measuring and warming it up is one call."""
 
 _MOST_REQUESTS = 1000
 
 
-class SlotStatus(msgspec.Struct):
-    """One of the configured models.
+class SlotStatus(msgspec.Struct, kw_only=True):
+    """One of the configured models. A tenant gets None for counts of all tenants together.
 
     Attributes:
         aliases: its further names.
-        state: where it is.
-        phase: what is done to load it; None else.
-        pinned: whether it always stays.
-        context_length: None before it was first loaded, as `weight_bytes`.
-        budget_bytes: what state may take at least; None while it is not loaded, as `engine` and
-            `disk`.
-        using: requests that use it; None for a tenant, as `waiting`, `queued` and `idle_seconds`.
+        phase: of its load; None without one.
+        pinned: it always stays loaded.
+        context_length: None before its first load, as `weight_bytes`.
+        budget_bytes: least bytes of state; None while it is not loaded.
+        using: requests that use it.
         waiting: requests that wait until it is loaded.
-        queued: of those that use it, requests in its queue.
+        queued: requests in its queue.
         idle_seconds: since a request last used it.
-        failure: why it could not be loaded last; a tenant is told no more than that it failed.
-        requests: that run, and then those that wait in its queue: the first 1,000 of them that
-            the caller may know of.
-        engine: what it does, and what its cache holds; None for a tenant.
-        disk: its part of the disk tier; None without one, and for a tenant.
+        failure: of the last load; a tenant gets no reason.
+        requests: running, then queued: the first 1,000 that the caller may see.
+        engine: its figures; None while the model is not loaded.
+        disk: its part of the disk tier; None without one.
     """
 
     name: str
@@ -64,23 +60,23 @@ class SlotStatus(msgspec.Struct):
     context_length: int | None
     weight_bytes: int | None
     budget_bytes: int | None
-    using: int | None
-    waiting: int | None
-    queued: int | None
-    idle_seconds: float | None
+    using: int | None = None
+    waiting: int | None = None
+    queued: int | None = None
+    idle_seconds: float | None = None
     failure: str | None
     requests: list[RequestStatistics]
-    engine: Engine | None
-    disk: DiskStatistics | None
+    engine: Engine | None = None
+    disk: DiskStatistics | None = None
 
 
 class ModelStatus(msgspec.Struct):
     """The default model, while it is loaded.
 
     Attributes:
-        batches: whether sequences decode as rows of one batch, or one by one.
-        one_by_one: why they decode one by one; None if they decode in batches.
-        exact: whether the same request gives the same tokens under all circumstances.
+        batches: sequences decode as rows of one batch, and not one by one.
+        one_by_one: the reason if they decode one by one.
+        exact: equal requests give equal tokens under all circumstances.
     """
 
     name: str
@@ -101,7 +97,7 @@ class MemoryStatus(msgspec.Struct):
 
 
 class DownloadStatus(msgspec.Struct, frozen=True):
-    """How far a model's download is, in bytes."""
+    """Progress of a model's download, in bytes."""
 
     done: int
     total: int
@@ -114,7 +110,7 @@ class StoredStatus(msgspec.Struct, frozen=True):
         model: its name when it was last served.
         fingerprint: of the model.
         bytes: of its files.
-        idle_seconds: since it was last used.
+        idle_seconds: since its last use.
     """
 
     model: str
@@ -124,25 +120,22 @@ class StoredStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """What `/status` answers.
-
-    A tenant is told of itself alone: what is counted for all tenants together is None.
+    """The answer of `/status`. A tenant gets None for counts of all tenants together.
 
     Attributes:
-        phase: what start-up does; None once requests are served.
-        download: how far a model's download is, while start-up waits for it.
-        models: all that are configured, the default one first.
-        arriving: requests that have come and are in no queue yet: the first 1,000 of them that
-            the caller may know of.
+        phase: of start-up; None once requests are served.
+        download: progress of the download that start-up waits for.
+        models: all configured models, the default one first.
+        arriving: requests that are in no queue yet: the first 1,000 that the caller may see.
         memory: MLX's.
-        ledger: what state of all models takes; None before a model is loaded, and for a tenant.
-        waiting: requests in the queue of the default model, as all that follows is of it.
+        ledger: of all models' state; None before a model is loaded.
+        waiting: requests in the queue of the default model; the fields below are also of it.
         step_age: seconds since the engine last finished a step.
         disk: the disk tier; None without one.
-        disk_budget: bytes that files of all models may take; None without a disk tier.
+        disk_budget: bound of all models' files, in bytes; None without a disk tier.
         stored: models that are not loaded and have state on disk, the last used first; None
             without a disk tier.
-        pressure: what the system says of its memory.
+        pressure: of the system's memory.
     """
 
     version: str = __version__
@@ -166,12 +159,12 @@ class Status(msgspec.Struct, kw_only=True):
 
 
 def state_of(models: ModelPool | None, *, stopping: bool, busy_for: float) -> State:
-    """Say in a word how the daemon is. Asks MLX nothing, which may be what hangs.
+    """Return the daemon's state. Asks MLX nothing: it may hang.
 
     Args:
-        models: None until the daemon has any.
+        models: None at the start.
         stopping: the daemon takes no further requests.
-        busy_for: seconds since the MLX thread began what it does.
+        busy_for: seconds of the MLX thread's work under way.
     """
     if stopping:
         return "stopping"
@@ -184,7 +177,7 @@ def state_of(models: ModelPool | None, *, stopping: bool, busy_for: float) -> St
 
 
 def _without_step(slot: ModelSlot) -> float:
-    """Seconds for which a model's engine has made no step though requests run."""
+    """Return the seconds since a model's last step while requests run."""
     if slot.resident is None:
         return 0.0
     engine = slot.resident.service.engine.statistics()
@@ -200,15 +193,15 @@ def status(
     tenant: str | None = None,
     allowed: Collection[str] | None = None,
 ) -> Status:
-    """Take the picture. Waits for nothing, least of all for the MLX thread.
+    """Take the picture. Waits for nothing, also not for the MLX thread.
 
     Args:
-        models: None until the daemon has any.
+        models: None at the start.
         arrivals: requests that are in no queue yet.
         state: see `state_of`.
-        pressure: of the system's memory; None until it is watched.
-        folders: for state on disk, if some is kept.
-        tenant: who is told of itself alone; None for who is told all.
+        pressure: of the system's memory; None at the start.
+        folders: of state on disk, if any is kept.
+        tenant: the caller, who sees only its own; None for an operator, who sees all.
         allowed: the models that it may use; None for all.
     """
     picture = Status(state=state, backend=device_name(), blas=BLAS.name)
@@ -243,8 +236,7 @@ def _stored(model: StoredModel) -> StoredStatus:
 def _of_slot(slot: ModelSlot, tenant: str | None) -> SlotStatus:
     resident = slot.resident
     service = None if resident is None else resident.service
-    told = _of_all(slot, service) if tenant is None else _NOT_TOLD
-    return SlotStatus(
+    picture = SlotStatus(
         name=slot.name,
         aliases=slot.names[1:],
         state=slot.residence,
@@ -253,49 +245,24 @@ def _of_slot(slot: ModelSlot, tenant: str | None) -> SlotStatus:
         context_length=slot.context_length,
         weight_bytes=slot.weight_bytes,
         budget_bytes=None if resident is None else resident.assembly.least_budget,
-        failure=_failure(slot, tenant),
+        failure=None if slot.failure is None else "it cannot be loaded",
         requests=[] if service is None else service.queue.requests(_MOST_REQUESTS, tenant),
-        **told._asdict(),
     )
-
-
-def _failure(slot: ModelSlot, tenant: str | None) -> str | None:
-    if slot.failure is None:
-        return None
-    return str(slot.failure[0]) if tenant is None else "it cannot be loaded"
-
-
-class _OfAll(NamedTuple):
-    """What is counted for all tenants of a model together; see `SlotStatus`."""
-
-    using: int | None = None
-    waiting: int | None = None
-    queued: int | None = None
-    idle_seconds: float | None = None
-    engine: Engine | None = None
-    disk: DiskStatistics | None = None
-
-
-_NOT_TOLD = _OfAll()
-
-
-def _of_all(slot: ModelSlot, service: Service | None) -> _OfAll:
-    queued, idle_seconds = 0 if service is None else len(service.queue), round(slot.idle_for, 3)
-    counted = slot.users, len(slot.waiters), queued, idle_seconds
-    if service is None:
-        return _OfAll(*counted)
-    disk = None if service.disk is None else service.disk.tier.statistics()
-    return _OfAll(*counted, _engine(service.engine.statistics()), disk)
-
-
-def _engine(statistics: EngineStatistics) -> Engine:
-    told = msgspec.structs.asdict(statistics)
-    del told["memory"]  # it is of all models
-    return told
+    if tenant is None:
+        picture.using, picture.waiting = slot.users, len(slot.waiters)
+        picture.queued = 0 if service is None else len(service.queue)
+        picture.idle_seconds = round(slot.idle_for, 3)
+        if slot.failure is not None:
+            picture.failure = str(slot.failure[0])
+        if service is not None:
+            picture.engine = msgspec.structs.asdict(service.engine.statistics())
+            del picture.engine["memory"]
+            picture.disk = None if service.disk is None else service.disk.tier.statistics()
+    return picture
 
 
 def _add_default(picture: Status, service: Service) -> None:
-    slot = picture.models[0]  # one look at it, so that the answer agrees with itself
+    slot = picture.models[0]  # read once, so that the answer agrees with itself
     picture.engine, picture.waiting, picture.disk = slot.engine, slot.queued, slot.disk
     if slot.engine is not None:
         picture.step_age = round(time.monotonic() - slot.engine["last_step_at"], 3)

@@ -17,8 +17,8 @@ from ...scheduler.handoff import EventChannel, Handoff
 from ...scheduler.order import Priority
 from ...scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
 from ...scheduler.times import Times
+from ..errors import panics_as_errors
 from ..observability.metrics import Metrics
-from ..panics import panics_as_errors
 from .answer_reader import AnswerReader, Delta
 from .request_times import RequestTimes
 

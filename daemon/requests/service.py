@@ -18,16 +18,15 @@ from ...scheduler.handoff import Handoff
 from ...scheduler.limits import RETRY_AFTER, Admission
 from ...scheduler.queue import ConversationQueue
 from ...scheduler.request import Request
+from ..errors import panics_as_errors
 from ..http.bodies import TOKEN_BYTES, Share
 from ..http.failures import APIError
 from ..identity.conversations import PARALLEL, Place, conversation_of_choice, place_of
 from ..identity.tenants import refuse_tenants
 from ..models.assembly import Assembly
 from ..models.pressure import PressureWatch
-from ..observability.cache_admin import CacheAdmin
+from ..observability.cache_admin import CacheAdmin, PinRequest
 from ..observability.metrics import Metrics
-from ..observability.pin_requests import PinRequest
-from ..panics import panics_as_errors
 from ..protocols.completions import DetokenizeRequest, TokenizeRequest
 from ..protocols.generation_request import GenerationBody, GenerationRequest
 from .answer_reader import ENTRY_BYTES, AnswerReader

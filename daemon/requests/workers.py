@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 from ...scheduler.errors import DeadlineExceededError
 from ...scheduler.limits import check_room, check_waiting
 from ...scheduler.tenants import Places, TenantUse
+from ..errors import panics_as_errors
 from ..http.bodies import SMALL_BODY
-from ..panics import panics_as_errors
 from .arrivals import Wait
 
 T = TypeVar("T")

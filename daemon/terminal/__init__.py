@@ -1,1 +1,1 @@
-"""What umbel shows to a person who sits at a terminal."""
+"""Parts of umbel that draw on a terminal: start-up, requests, keys."""

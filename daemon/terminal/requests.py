@@ -1,5 +1,7 @@
-"""A row for each request: what it does or waits for, since when, and what it has come to."""
+"""A table of requests, from an answer of `/status`: state, waiting time, tokens and speed."""
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -7,8 +9,7 @@ from rich.console import Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from .rates import Rates
-from .sizes import age, amount, share
+from ..quoting import age, amount, share
 
 Row = dict[str, Any]
 
@@ -23,18 +24,52 @@ _WAITS = {
     "disk": "reading from disk",
     "prefix": "another computes its prefix",
 }
-
 _RUNNING = ("prefill", "decode")
 
 
-class Column(NamedTuple):
-    """A column of the table.
+def engines(status: Row) -> list[Row]:
+    """List the engines of all loaded models in an answer of `/status`."""
+    return [slot["engine"] for slot in status.get("models", ()) if slot.get("engine") is not None]
 
-    Attributes:
-        title: its head.
-        cell: what it says of a request.
-        right: whether it is aligned to the right.
-    """
+
+class Rates:
+    """Growth per second of a daemon's figures, between the last two answers of `/status`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = self._seconds = 0.0
+        self._before: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+
+    def take(self, status: Row) -> None:
+        """Take an answer of `/status`."""
+        now, figures = self._clock(), Counter[str]()
+        for engine in engines(status):
+            figures.update({name: n for name, n in engine.items() if isinstance(n, int | float)})
+        for slot in status.get("models", ()):
+            figures.update({each["request"]: each["output_tokens"] for each in slot["requests"]})
+        self._at, self._seconds = now, now - self._at
+        self._before, self._last = self._last, dict(figures)
+
+    def forget(self) -> None:
+        """Drop the last answer: another daemon may answer next."""
+        self._last = {}
+
+    def of(self, name: str) -> float | None:
+        """Return a rate, or None if it is not known.
+
+        Args:
+            name: a figure of the engines, which is summed over all models, or the id of a request,
+                whose answer's tokens count.
+        """
+        before, last = self._before.get(name), self._last.get(name)
+        if before is None or last is None or last < before or self._seconds <= 0:
+            return None
+        return (last - before) / self._seconds
+
+
+class Column(NamedTuple):
+    """A column: its title, the text of a request's cell, and its alignment."""
 
     title: str
     cell: Callable[[Row, Rates], str]
@@ -42,7 +77,6 @@ class Column(NamedTuple):
 
 
 def _doing(row: Row, _: Rates) -> str:
-    """What it does, or what it waits for."""
     activity = str(row["activity"])
     if activity == "prefill":
         return f"prefill {row['computed_tokens']} of {row['prompt_tokens']}"
@@ -60,33 +94,32 @@ def _waited(row: Row, _: Rates) -> str:
     return age(sum(seconds for name, seconds in row["seconds"].items() if name in _WAITS))
 
 
-def _speed(row: Row, rates: Rates) -> str:
-    return number(rates.of_request(row["request"]))
-
-
-def _cached(row: Row) -> str:
+def _cached(row: Row, _: Rates) -> str:
     return share(row["cached_tokens"], row["prompt_tokens"]) if "prompt_tokens" in row else "-"
 
 
-MODEL = Column("model", lambda row, _: str(row["model"] or "-"), right=False)
-"""Says whose request it is, where there are several models."""
+def _field(name: str) -> Callable[[Row, Rates], str]:
+    return lambda row, _: "-" if row.get(name) is None else str(row[name])
+
+
+MODEL = Column("model", _field("model"), right=False)
+"""Stands first if there are several models."""
 COLUMNS = (
-    Column("conversation", lambda row, _: str(row["conversation"]), right=False),
-    Column("tenant", lambda row, _: str(row["tenant"]), right=False),
+    Column("conversation", _field("conversation"), right=False),
+    Column("tenant", _field("tenant"), right=False),
     Column("doing", _doing, right=False),
     Column("since", _since),
     Column("waited", _waited),
-    Column("prompt", lambda row, _: str(row.get("prompt_tokens", "-"))),
-    Column("cached", lambda row, _: _cached(row)),
-    Column("out", lambda row, _: str(row.get("output_tokens", "-"))),
-    Column("tokens/s", _speed),
+    Column("prompt", _field("prompt_tokens")),
+    Column("cached", _cached),
+    Column("out", _field("output_tokens")),
+    Column("tokens/s", lambda row, rates: number(rates.of(row["request"]))),
 )
-"""What a row says of a request."""
 
-_ID = Column("request", lambda row, _: str(row["request"]), right=False)
-_PRIORITY = Column("priority", lambda row, _: str(row["priority"]), right=False)
+_ID = Column("request", _field("request"), right=False)
+_PRIORITY = Column("priority", _field("priority"), right=False)
 LISTED = (_ID, COLUMNS[0], COLUMNS[1], _PRIORITY, *COLUMNS[2:-1])
-"""The columns of `umbel ps`, which looks once and so knows no speeds."""
+"""The columns of `umbel ps`, which asks once and so knows no speeds."""
 
 
 def requests(
@@ -96,18 +129,18 @@ def requests(
 
     Args:
         status: the answer.
-        rates: knows how fast they are.
-        columns: of the table, but for the model's.
-        most: rows at most; those that run come first.
+        rates: of the last two answers.
+        columns: of the table, without the model's.
+        most: bound of the rows; running requests come first.
     """
     models, arriving = status.get("models", []), status.get("arriving", [])
     running, queued = (sum(numbers) for numbers in zip((0, 0), *map(_counts, models), strict=True))
-    said = Text.assemble((f"{running} running", "bold"), f", {queued} in the queue")
+    head = Text.assemble((f"{running} running", "bold"), f", {queued} in the queue")
     if arriving:
-        said.append(f", {len(arriving)} on the way there")
+        head.append(f", {len(arriving)} on the way there")
     rows = rows_of(status)
     if not rows:
-        return Group(said)
+        return Group(head)
     if len(models) > 1:
         columns = (MODEL, *columns)
     drawn = table((column.title, column.right) for column in columns)
@@ -115,18 +148,18 @@ def requests(
         drawn.add_row(*(Text(column.cell(row, rates)) for column in columns))
     left = running + queued + len(arriving) - len(rows[:most])
     more = [Text(f"and {left} more", "dim")] if left > 0 else []
-    return Group(said, Text(), drawn, *more)
+    return Group(head, Text(), drawn, *more)
 
 
 def rows_of(status: Row) -> list[Row]:
-    """List the requests of an answer of `/status`, each with its model, and those on the way."""
+    """List the requests of an answer of `/status`, each with its model; arriving ones come last."""
     models = status.get("models", [])
     rows = [row | {"model": slot["name"]} for slot in models for row in slot["requests"]]
     return [*rows, *status.get("arriving", [])]
 
 
 def _counts(slot: Row) -> tuple[int, int]:
-    """How many run and wait; a tenant is told of its own by their rows alone."""
+    """Count running and waiting requests; a tenant gets no figures, so its rows are counted."""
     if slot["queued"] is not None:
         running = 0 if slot["engine"] is None else len(slot["engine"]["running"])
         return running, slot["queued"]
@@ -135,7 +168,7 @@ def _counts(slot: Row) -> tuple[int, int]:
 
 
 def table(heads: Iterable[tuple[str, bool]]) -> Table:
-    """Make a table: the title of each column, and whether it is aligned to the right."""
+    """Make a table, given each column's title and True if it is aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="dim")
     for title, right in heads:
         side: JustifyMethod = "right" if right else "left"
@@ -144,5 +177,5 @@ def table(heads: Iterable[tuple[str, bool]]) -> Table:
 
 
 def number(rate: float | None) -> str:
-    """Write a speed; a dash where there is none yet."""
+    """Write a rate; a dash if it is not known."""
     return "-" if rate is None else f"{rate:.1f}"

@@ -5,8 +5,12 @@ import os
 import signal
 import sys
 
-from .daemon.lifecycle.early_signals import has_terminal, hear_interrupts_always, leave_at_once
-from .daemon.lifecycle.process_end import end_process
+from .daemon.lifecycle.signals import (
+    end_process,
+    has_terminal,
+    hear_interrupts_always,
+    leave_at_once,
+)
 
 _STANDARD_ERROR = 2
 

@@ -209,7 +209,7 @@ def leave_network() -> None:
 def main() -> None:
     """Run the `umbel` command with the script installed."""
     from umbel.__main__ import main as umbel  # noqa: PLC0415
-    from umbel.daemon.lifecycle.early_signals import leave_at_once  # noqa: PLC0415
+    from umbel.daemon.lifecycle.signals import leave_at_once  # noqa: PLC0415
 
     leave_at_once(0)
     leave_network()

@@ -5,8 +5,7 @@ from typing import Any, cast
 
 from umbel.daemon.config import ModelSettings
 from umbel.daemon.lifecycle.display import Display
-from umbel.daemon.lifecycle.service_manager import ServiceManager
-from umbel.daemon.lifecycle.start_up import StartUp
+from umbel.daemon.lifecycle.service_manager import ServiceManager, StartUp
 from umbel.daemon.models.pool import ModelPool
 from umbel.daemon.models.slot import ModelSlot, Resident
 from umbel.daemon.requests.service import Service
@@ -23,5 +22,5 @@ def serving(service: Service | None = None) -> ModelPool:
     told = StartUp(ServiceManager(None), 1.0, Display())
     loader = cast("Any", SimpleNamespace(bound_tenants=lambda: None))  # nothing is loaded
     pool = ModelPool([slot], loader, workers, told, TenantUse(), most_waiting=1, timeout=1.0)
-    pool.take_requests()
+    pool.started = True
     return pool

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon.chat.answer import harmless
-from umbel.daemon.chat.commands import Command, command_of
-from umbel.daemon.chat.word_wrap import WordWrap
+from umbel.daemon.chat.answer import WordWrap, harmless
+from umbel.daemon.chat.conversation import Command, command_of
 
 from .loading_daemon import loading_daemon
 from .running import RunningDaemon, eventually, running

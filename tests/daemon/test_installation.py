@@ -16,8 +16,8 @@ from umbel.daemon import installation
 from umbel.daemon.cli import app
 from umbel.daemon.errors import ServiceError
 from umbel.daemon.installation import ServiceStatus, report, running_umbel
-from umbel.daemon.installation.program import Program
-from umbel.daemon.installation.umbel import shipped
+from umbel.daemon.installation.service import shipped
+from umbel.daemon.installation.steps import Program
 
 from .fake_system import UMBEL, FakeSystem, linux
 

@@ -15,7 +15,7 @@ import pytest
 
 from umbel.daemon.config import is_tenant_name
 from umbel.daemon.errors import StartError
-from umbel.daemon.models.shared_files import read
+from umbel.daemon.models.loader import read_prompts
 
 from .running import ANSWER, START, Reply, RunningDaemon, eventually, running, spawn
 
@@ -224,7 +224,7 @@ def test_a_shared_prompt_that_cannot_be_read(tmp_path: Path, text: str | None, w
     if text is not None:
         file.write_text(text)
     with pytest.raises(StartError, match=f"shared_prompts: .*{words}"):
-        read([str(file)])
+        read_prompts([str(file)])
 
 
 def test_shared_prompts_have_names_of_their_own(tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ def test_shared_prompts_have_names_of_their_own(tmp_path: Path) -> None:
     for file in files:
         file.parent.mkdir()
         file.write_text("Be kind.\r\n")
-    assert read([str(files[0])]) == {"file:reviewer.txt": "Be kind."}
+    assert read_prompts([str(files[0])]) == {"file:reviewer.txt": "Be kind."}
     with pytest.raises(StartError, match="two files"):
-        read(map(str, files))
+        read_prompts(map(str, files))
 
 
 @pytest.mark.parametrize("name", ["(shared)", "(anybody)"])

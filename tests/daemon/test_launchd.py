@@ -15,7 +15,7 @@ import pytest
 
 from umbel.daemon.config import Settings
 from umbel.daemon.errors import SocketError
-from umbel.daemon.lifecycle import launchd
+from umbel.daemon.lifecycle import service_manager
 
 from .launchd_keys import JOB, faults
 
@@ -71,7 +71,7 @@ class System:
 def test_the_array_is_read_and_given_back_once(numbers: list[int]) -> None:
     """It is malloc's, and its pointer may not fit an int."""
     system = System(numbers)
-    assert launchd.activate("Listeners", system) == numbers
+    assert service_manager.activate("Listeners", system) == numbers
     assert system.asked == [b"Listeners"]
     assert system.freed == system.given
     assert len(system.freed) == 1
@@ -81,7 +81,7 @@ def test_the_array_is_read_and_given_back_once(numbers: list[int]) -> None:
 def test_without_launchd_or_without_the_name_there_is_no_socket(fault: int) -> None:
     """The daemon then makes its own, and nothing is freed that was never given."""
     system = System([], fault)
-    assert launchd.activate("Listeners", system) == []
+    assert service_manager.activate("Listeners", system) == []
     assert system.freed == []
 
 
@@ -89,7 +89,7 @@ def test_a_socket_that_was_taken_is_refused() -> None:
     """The second time launchd says so, and the daemon does not serve elsewhere instead."""
     system = System([], errno.EALREADY)
     with pytest.raises(SocketError, match=r"Listeners.*already"):
-        launchd.activate("Listeners", system)
+        service_manager.activate("Listeners", system)
     assert system.freed == []
 
 
@@ -100,21 +100,23 @@ def test_the_socket_is_served_and_stays(short_path: Path) -> None:
         listening.listen()
         number = os.dup(listening.fileno())
         os.set_inheritable(number, True)
-        listener = launchd.listener_of(launchd.activate("Listeners", System([number])))
+        listener = service_manager.listener_of(
+            service_manager.activate("Listeners", System([number]))
+        )
     assert listener is not None
     assert listener.path == short_path / "s"
     assert listener.socket.fileno() == number
     assert not os.get_inheritable(number)
     listener.close()
     assert (short_path / "s").is_socket()
-    assert launchd.listener_of([]) is None
+    assert service_manager.listener_of([]) is None
 
 
 def test_several_sockets_are_refused_and_closed() -> None:
     """The daemon serves one; it does not choose."""
     pipe = os.pipe()
     with pytest.raises(SocketError, match=r"2 sockets.*Listeners"):
-        launchd.listener_of(list(pipe))
+        service_manager.listener_of(list(pipe))
     for number in pipe:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(number)
@@ -123,10 +125,10 @@ def test_several_sockets_are_refused_and_closed() -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="for systems without launchd")
 def test_elsewhere_nobody_is_asked() -> None:
     """There is no such function in the C library."""
-    assert launchd.inherited() is None
+    assert service_manager.inherited({}) is None
 
 
-# -- an engine that makes no progress -----------------------------------------------------
+# -- a stalled engine --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,12 +150,12 @@ def test_launchd_is_known_as_the_parent(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(os, "getppid", lambda: parent)
     environment = {} if name is None else {"XPC_SERVICE_NAME": name}
-    assert launchd.is_parent(environment) == is_parent
+    assert service_manager.is_job_of_launchd(environment) == is_parent
 
 
 STALLED = """
 import asyncio, os, sys, threading, time
-from umbel.daemon.lifecycle import launchd
+from umbel.daemon.lifecycle import service_manager as launchd
 launchd._LOOK = 0.001
 sys.platform, os.getppid = "darwin", lambda: int(sys.argv[1])
 threading.Thread(target=time.sleep, args=(600,)).start()
@@ -180,7 +182,7 @@ def test_a_stalled_engine_ends_the_daemon_that_launchd_starts_anew(
     )
     assert done.returncode == status, done.stderr
     assert ("goes on" in done.stdout) == (status == 0)
-    assert ("makes no progress" in done.stdout + done.stderr) == (status == 1)
+    assert ("engine stalled" in done.stdout + done.stderr) == (status == 1)
 
 
 # -- the plist ---------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from umbel.daemon import installation
 from umbel.daemon.config import default_socket
 from umbel.daemon.errors import ServiceError
 from umbel.daemon.installation.launchd import Launchd
-from umbel.daemon.installation.service_log import last_words
-from umbel.daemon.installation.service_status import report
+from umbel.daemon.installation.service import last_words, report
 
 from .fake_system import UMBEL, FakeSystem, said
 from .launchd_keys import JOB, faults
@@ -163,10 +162,15 @@ timestamp=T level=info event=ready model=m
     ("state", "runs", "facts", "reason"),
     [
         ("running", 1, "\tpid = 42\n\tlast exit code = (never exited)", ""),
-        ("running", 3, f"\tpid = 42\n{ENDED_WITH_1}", "the one before ended with status 1"),
+        (
+            "running",
+            3,
+            f"\tpid = 42\n{ENDED_WITH_1}",
+            "the run before this one ended with",
+        ),
         ("not running", 1, "\tlast exit code = 0", ""),
         ("not running", 1, "\tlast exit code = (never exited)", ""),
-        ("spawn scheduled", 3, ENDED_WITH_1, "it ended with status 1; launchd starts it anew, at"),
+        ("spawn scheduled", 3, ENDED_WITH_1, "it ended with status 1; launchd starts it again, at"),
         ("spawn scheduled", 3, "\tlast exit code = 78: EX_CONFIG", "ended with status 78: EX_CONF"),
         ("spawn scheduled", 3, "\tlast terminating signal = Killed: 9", "was ended by Killed: 9;"),
     ],
@@ -205,7 +209,7 @@ def test_a_crash_loop_is_told_with_how_often_it_is_started(
     told = asyncio.run(report(service.status()))
     assert told == [
         "service  spawn scheduled, restarts: 8",
-        "reason   it ended with status 1; launchd starts it anew, at most every 60 seconds",
+        "reason   it ended with status 1; launchd starts it again, at most every 60 seconds",
         "log      umbel: there is no model",
     ]
     for text in ("", "<plist", "[]"):

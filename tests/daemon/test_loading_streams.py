@@ -46,7 +46,7 @@ async def test_a_model_that_fails_ends_the_stream(route: str) -> None:
     loader = FailingLoader()
     entry = Entry(Settings(keepalive=0.01))
     entry.models = serving()
-    entry.models.residency._loader = cast("Any", loader)
+    entry.models._loader = cast("Any", loader)
     entry.models.timeout = PATIENCE
     entry.responses = cast("Any", object())
     async with TestClient(TestServer(application(entry))) as client:
@@ -71,7 +71,7 @@ async def test_a_model_that_fails_at_once_is_a_status(route: str) -> None:
     loader.may_fail.set()
     entry = Entry(Settings())
     entry.models = serving()
-    entry.models.residency._loader = cast("Any", loader)
+    entry.models._loader = cast("Any", loader)
     entry.responses = cast("Any", object())
     async with TestClient(TestServer(application(entry))) as client:
         answer = await client.post(route, json=BODIES[route])
@@ -84,7 +84,7 @@ async def test_a_client_that_leaves_waits_no_more() -> None:
     loader = FailingLoader()
     entry = Entry(Settings(keepalive=0.01))
     entry.models = serving()
-    entry.models.residency._loader = cast("Any", loader)
+    entry.models._loader = cast("Any", loader)
     entry.models.timeout = PATIENCE
     async with TestClient(TestServer(application(entry))) as client:
         answer = await client.post("/v1/chat/completions", json=BODY)

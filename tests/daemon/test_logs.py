@@ -11,7 +11,7 @@ import structlog
 from umbel import __version__
 from umbel.daemon.errors import ConfigError
 from umbel.daemon.observability import logs
-from umbel.daemon.observability.log_file import LogFile
+from umbel.daemon.observability.logs import LogFile
 
 from .command import TIMEOUT, environment
 

@@ -19,7 +19,7 @@ from mlx_lm.utils import _get_classes as get_classes
 from mlx_lm.utils import quantize_model
 
 from umbel.daemon.cli import app
-from umbel.daemon.models.advice import table
+from umbel.daemon.models.catalog import table
 from umbel.models.estimate.layers import kinds_of
 
 from ..fake_hub import COMMIT, GATED, REPO, FakeHub, serving

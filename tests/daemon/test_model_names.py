@@ -4,7 +4,7 @@ import pytest
 
 from umbel.daemon.config import ModelSettings
 from umbel.daemon.http.failures import APIError
-from umbel.daemon.models.names import find, names, visible
+from umbel.daemon.models.pool import find, names, visible
 from umbel.daemon.models.slot import ModelSlot
 
 ALIASES = {"gpt": "default", "eins": "one", "deux": "two"}

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from umbel.daemon.config import ModelSettings
 from umbel.daemon.http.failures import APIError
 from umbel.daemon.lifecycle.display import Display
-from umbel.daemon.lifecycle.service_manager import ServiceManager
-from umbel.daemon.lifecycle.start_up import StartUp
+from umbel.daemon.lifecycle.service_manager import ServiceManager, StartUp
 from umbel.daemon.models.pool import ModelPool
 from umbel.daemon.models.slot import ModelSlot, Resident
 from umbel.daemon.observability.status import status
@@ -113,7 +112,7 @@ class World:
         self.terms: dict[str, Terms] = {}
         self.pool = ModelPool(
             slots,
-            self.loader,
+            cast("Any", self.loader),
             workers,
             told,
             self.tenant_use,
@@ -210,7 +209,7 @@ async def test_a_failure_is_told_to_all_and_tried_again_later(
     ]
     assert told == ["no b", "it cannot be loaded"], "a reason may name folders"
     world.loader.failing.clear()
-    monkeypatch.setattr("umbel.daemon.models.residency._RETRY", 0.0)
+    monkeypatch.setattr("umbel.daemon.models.pool._RETRY", 0.0)
     assert await world.use("b") == "b"
     assert world.slots["b"].failure is None
 
@@ -361,7 +360,7 @@ async def test_idle_ones_are_unloaded() -> None:
     using = asyncio.create_task(world.use("b", over))
     await settle()
     await world.use("a")
-    sweeping = asyncio.create_task(world.pool.residency.run())
+    sweeping = asyncio.create_task(world.pool.unload_idle())
     world.clock.advance(1000)
     await asyncio.sleep(0.6)
     assert world.loader.order == ["+b", "+a"]

@@ -15,7 +15,7 @@ import pytest
 from umbel.daemon.config import Settings
 from umbel.daemon.http.app import application
 from umbel.daemon.http.handlers.entry import Entry
-from umbel.daemon.observability.pin_requests import PinRequest
+from umbel.daemon.observability.cache_admin import PinRequest
 from umbel.daemon.observability.status import MemoryStatus, ModelStatus, SlotStatus, Status
 from umbel.daemon.protocols.chat import ChatMessage, ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest, DetokenizeRequest, TokenizeRequest

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from umbel.daemon.panics import PanicError, panics_as_errors
+from umbel.daemon.errors import PanicError, panics_as_errors
 
 from .running import START, eventually, is_ready, spawn
 

@@ -124,7 +124,6 @@ COPIES: dict[str, Callable[[Parts], list[Any]]] = {
         p.models.residents[0].service._request_timeout,
         p.models.workers.timeout,
         p.models.timeout,
-        p.models.residency.timeout,
     ],
     "max_connections": lambda p: [p.connections.limit],
     "responses_bytes": lambda p: [p.store.budget],

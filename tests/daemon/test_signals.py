@@ -84,7 +84,7 @@ def test_three_at_once(short_path: Path, long_tiny_dir: Path) -> None:
 
 EARLY = """
 import asyncio, os, signal
-from umbel.daemon.lifecycle.early_signals import leave_at_once
+from umbel.daemon.lifecycle.signals import leave_at_once
 leave_at_once(0, keep=(signal.SIGHUP,))
 os.kill(os.getpid(), signal.SIGHUP)
 from umbel.daemon.lifecycle.signals import StopSignals
@@ -109,7 +109,7 @@ def test_an_early_reload_is_not_lost() -> None:
 
 DURING_SYSTEM = """
 import asyncio, ctypes, signal, sys, threading
-from umbel.daemon.lifecycle.early_signals import hear_interrupts_always, leave_at_once
+from umbel.daemon.lifecycle.signals import hear_interrupts_always, leave_at_once
 leave_at_once(0)
 hear_interrupts_always()
 running_system = threading.Thread(target=ctypes.CDLL(None).system, args=(sys.argv[1].encode(),))
@@ -188,7 +188,7 @@ def test_signals_that_the_parent_has_blocked(
 def test_other_commands_end_by_their_signal(short_path: Path) -> None:
     """What is not a daemon has been interrupted, and says so: 128 plus the signal's number."""
     program = (
-        "import os, signal, sys; from umbel.daemon.lifecycle.early_signals import leave_at_once;"
+        "import os, signal, sys; from umbel.daemon.lifecycle.signals import leave_at_once;"
         "leave_at_once(None); os.kill(os.getpid(), int(sys.argv[1])); signal.pause()"
     )
     for number in NUMBERS:

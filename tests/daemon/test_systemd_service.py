@@ -68,7 +68,7 @@ def test_a_service_that_was_given_up_starts_again(linux: FakeSystem, tmp_path: P
         "systemctl --user reset-failed umbel.service",
         "systemctl --user enable --now --no-block umbel.socket umbel.service",
     ]
-    assert "reset-failed umbel.service: systemd counts the starts that failed anew" in lines[3]
+    assert "reset-failed umbel.service: systemd forgets how often they failed" in lines[3]
 
 
 @pytest.mark.parametrize("change", [installation.install, installation.uninstall])
@@ -209,7 +209,7 @@ Listen=/run/umbel/umbel.sock (Stream)
         (("active", "running", 42, 3, "exit-code"), "42", ""),
         (("inactive", "dead", 0, 0, "success"), "", ""),
         (("activating", "auto-restart", 0, 2, "exit-code"), "", "it ended with status 1"),
-        (("activating", "auto-restart", 0, 2, "watchdog"), "", "did not get on"),
+        (("activating", "auto-restart", 0, 2, "watchdog"), "", "its engine stalled"),
         (("failed", "failed", 0, 5, "exit-code"), "", "with status 1, and systemd starts it no"),
         (("failed", "failed", 0, 5, "start-limit-hit"), "", "reset-failed umbel.service"),
         (("failed", "failed", 0, 0, "resources"), "", "systemd says resources"),

@@ -133,7 +133,7 @@ async def test_the_bound_counts_from_the_last_byte(
     client: Any = SimpleNamespace(path=tmp_path, get=get)
     process: Any = SimpleNamespace(returncode=None)
     log = io.BytesIO()
-    wait = private._wait_ready_in_time(
+    wait = private._wait_ready(
         client, process, log, lambda ready: told.append(ready["download"]["done"])
     )
     if arrives:

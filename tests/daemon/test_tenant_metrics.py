@@ -4,8 +4,7 @@ import os
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from umbel.daemon.observability.metrics import Metrics
-from umbel.daemon.observability.tenant_metrics import MOST_TENANTS, OTHERS, TenantMetrics
+from umbel.daemon.observability.metrics import MOST_TENANTS, OTHERS, Metrics, TenantMetrics
 from umbel.scheduler.statistics import EngineStatistics
 from umbel.scheduler.times import Activity, Times
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from umbel.daemon.terminal.picture import picture
-from umbel.daemon.terminal.rates import Rates
-from umbel.daemon.terminal.requests import COLUMNS, LISTED, MODEL
+from umbel.daemon.terminal.requests import COLUMNS, LISTED, MODEL, Rates
+from umbel.daemon.terminal.top import picture
 
 from .command import umbel
 from .loading_daemon import LOADING
@@ -261,9 +260,9 @@ def test_rates() -> None:
             {"engine": each, "requests": []} for each in (engine, idle, None)
         ]
         rates.take({"models": [*slots, {"engine": None, "requests": [row]}]})
-        assert (rates.of_request("r") is None) == (tokens == 5)
-    assert rates.of_engine("generation_tokens") == rates.of_request("r") == 10.0
-    assert rates.of_request("another") is None
+        assert (rates.of("r") is None) == (tokens == 5)
+    assert rates.of("generation_tokens") == rates.of("r") == 10.0
+    assert rates.of("another") is None
 
 
 def test_another_column_is_one_line() -> None:

@@ -15,7 +15,7 @@ from .memory_tools import ServerFixture, zoo_model
 BUDGET = 32 << 20
 
 
-@pytest.mark.parametrize("fails", ["_warm_up", "_open_disk", "_pager", "_kv_cache", "Engine"])
+@pytest.mark.parametrize("fails", ["_open_disk", "Pager", "KVCacheManager", "Engine"])
 def test_a_start_that_fails_gives_all_back(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,7 @@ from aiohttp import web
 from ....cachestore.tries import SHARED
 from ...identity.caller import Caller
 from ...identity.tenants import refuse_tenants
-from ...observability.cache_admin import CacheAdmin
-from ...observability.pin_requests import PinRequest
+from ...observability.cache_admin import CacheAdmin, PinRequest
 from ...quoting import quote
 from ..exchange import json_response
 from ..failures import APIError
