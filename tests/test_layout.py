@@ -91,7 +91,7 @@ MOST_LINES = {
     "daemon/identity": 740,
     "daemon/installation": 969,
     "daemon/lifecycle": 1_122,
-    "daemon/models": 2_173,
+    "daemon/models": 2_187,
     "daemon/observability": 1_233,
     "daemon/protocols": 3_547,
     "daemon/requests": 1_888,

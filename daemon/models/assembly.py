@@ -31,7 +31,8 @@ from ...scheduler.queue import ConversationQueue
 from ...scheduler.thread import MLXThread
 from ..config import Settings
 from ..errors import StartError
-from .memory_budget import LEAST_CONTEXT, MemoryBudget, request_budget
+from .fit import LEAST_CONTEXT, request_budget
+from .memory_budget import MemoryBudget
 
 _LEAST_SPAN = 64  # tokens of state that are published at once, at least
 _LEAST_CHUNK = 512  # tokens; also the chunk of exact serving, which shares whole chunks only

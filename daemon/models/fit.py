@@ -5,16 +5,45 @@ The daemon measures the memory of computing; here it is estimated. All else is t
 
 import msgspec
 
+from ...cachestore.ledger import max_copy_bytes
 from ...models.backends.memory import DeviceMemory, gpu_memory, host_memory, mac_memory
 from ...models.estimate.facts import ModelFacts
 from ...models.memory_profile import MemoryProfile
 from ...models.params import KVQuantization
 from ..config import Settings
 from ..config.setting import Size, parse_size
-from ..errors import FlagError, StartError
-from .memory_budget import LEAST_CONTEXT, MemoryBudget, request_budget
+from ..errors import FlagError
+
+LEAST_CONTEXT = 32
+"""Tokens; a budget that cannot hold these is a mistake."""
+
+_STATE_SHARE = 4  # if models share memory, weights never get one part in this many
 
 _DEVICES = {"metal": "mac", "cuda": "gpu", "cpu": "cpu"}
+
+
+def request_budget(budget: int) -> int:
+    """Return the bytes of a budget that one request may take; the rest is for copies."""
+    return budget - max_copy_bytes(budget)
+
+
+def usable_bytes(settings: Settings, device: DeviceMemory) -> int:
+    """Return the bytes for weights and state of all models."""
+    left = device.budget(0, settings.body_budget)
+    return left if settings.memory_budget is None else settings.memory_budget
+
+
+def state_share(settings: Settings, usable: int) -> int:
+    """Return the bytes that weights leave to state if several models share memory."""
+    return usable // _STATE_SHARE if settings.cache_budget is None else settings.cache_budget
+
+
+def state_budget(settings: Settings, usable: int, weights: int) -> int:
+    """Return the least bytes of state beside a model's weights; 0 or less if nothing is left."""
+    if settings.cache_budget is not None:
+        return settings.cache_budget
+    alone = usable - weights
+    return min(alone, state_share(settings, usable)) if settings.models else alone
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -145,10 +174,7 @@ def _sizes(
 ) -> tuple[int, int, MemoryProfile]:
     """Return the bytes of the weights, the budget of state, and the profile of requests."""
     weights = facts.resident(fp32=machine.fp32)
-    try:
-        budget = MemoryBudget(settings, machine.memory).enter("", weights)
-    except StartError:
-        budget = 0
+    budget = max(0, state_budget(settings, usable_bytes(settings, machine.memory), weights))
     quantization = None
     if settings.kv_bits is not None:
         quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)

@@ -3,27 +3,19 @@
 import time
 from collections.abc import Iterable
 
-from ...cachestore.ledger import Kind, Size, max_copy_bytes
+from ...cachestore.ledger import Kind, Size
 from ...cachestore.pool import MemoryPool
 from ...models.backends.memory import DeviceMemory
 from ..config import Settings
 from ..errors import StartError
+from .fit import state_budget, state_share, usable_bytes
 
-LEAST_CONTEXT = 32
-"""Tokens; a budget that cannot hold these is a mistake."""
-
-_STATE_SHARE = 4  # if models share memory, weights never get one part in this many
-_BUILD_SHARE = 4  # of that, one part in this many is for a model's measuring and warm-up
+_BUILD_SHARE = 4  # of the least state, one part in this many is for measuring and warm-up
 
 
 def clock_of_uses() -> int:
     """Return milliseconds since 1970, for the recency of state: it outlives the process."""
     return time.time_ns() // 1_000_000
-
-
-def request_budget(budget: int) -> int:
-    """Return the bytes of a budget that one request may take; the rest is for copies."""
-    return budget - max_copy_bytes(budget)
 
 
 class MemoryBudget:
@@ -43,12 +35,12 @@ class MemoryBudget:
 
     def __init__(self, settings: Settings, device: DeviceMemory) -> None:
         self.pool = MemoryPool(clock_of_uses)
+        self._settings = settings
         self._device = device
         self._state = settings.cache_budget
         self._shared = bool(settings.models)
         self._bodies = settings.body_budget
-        left = device.budget(0, self._bodies)
-        self.usable = left if settings.memory_budget is None else settings.memory_budget
+        self.usable = usable_bytes(settings, device)
         self._building = self.pool.ledger.account(Kind.TRANSIENT)
         self._weights: dict[str, int] = {}
         self._least: dict[str, int] = {}
@@ -56,10 +48,9 @@ class MemoryBudget:
     def fits(self, weights: int, loaded: Iterable[int]) -> bool:
         """Return True if weights have room beside loaded ones and the share of state."""
         beside = sum(loaded)
-        return not beside or beside + weights <= self.usable - self._share()
-
-    def _share(self) -> int:
-        return self.usable // _STATE_SHARE if self._state is None else self._state
+        return not beside or beside + weights <= self.usable - state_share(
+            self._settings, self.usable
+        )
 
     @property
     def held(self) -> int:
@@ -75,8 +66,8 @@ class MemoryBudget:
         Raises:
             StartError: its weights leave nothing.
         """
-        alone = self.usable - weights
-        if self._state is None and alone <= 0:
+        least = state_budget(self._settings, self.usable, weights)
+        if self._state is None and least <= 0:
             device = self._device
             raise StartError(
                 f"the model's weights take {weights} bytes and body_bytes {self._bodies}, "
@@ -84,10 +75,6 @@ class MemoryBudget:
                 f"{device.usable} may be used: "
                 "serve a smaller model, or set cache_bytes to try all the same"
             )
-        if self._state is not None:
-            least = self._state
-        else:
-            least = min(alone, self._share()) if self._shared else alone
         self._weights[name], self._least[name] = weights, least
         self._resize()
         return least
