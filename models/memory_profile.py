@@ -1,4 +1,4 @@
-"""What a model's state takes in memory, and what computing takes besides. Pure figures."""
+"""Memory of a model's state, and of computing besides. Pure figures."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 
 
 class Held(NamedTuple):
-    """What something takes in memory.
+    """Size of something in memory.
 
     Attributes:
         nbytes: its bytes.
@@ -116,7 +116,7 @@ _MOST = 8.0
 
 @dataclass
 class _Excess:
-    """What chunks of about one size took more than was measured before.
+    """Excess of chunks of about one size over their estimate.
 
     Attributes:
         nbytes: of the one that took the most more.
@@ -127,7 +127,7 @@ class _Excess:
     share: float = 0.0
 
     def of(self, fitted: float) -> float:
-        """What one of another size would take more: its share, and no more bytes than these."""
+        """Excess of a chunk of another size: its share, and no more bytes than these."""
         return min(self.nbytes, self.share * fitted)
 
 
@@ -180,11 +180,11 @@ class Transients:
         excess.share = max(excess.share, min(more / fitted, _MOST))
 
     def _excess(self, fitted: float) -> float:
-        """What it may take more, by what was seen."""
+        """Excess that is expected after what was seen."""
         return max((excess.of(fitted) for excess in self._seen.values()), default=0.0)
 
     def unreserved(self, tokens: int, context: int) -> float:
-        """What was measured, in bytes, with nothing besides for what was learned or is unforeseen.
+        """Measured bytes, without a margin and without what was learned later.
 
         Args:
             tokens: of the chunk.
@@ -224,7 +224,7 @@ class Transients:
 
 
 class MemoryProfile:
-    """What a model needs to run. All methods estimate; nothing is allocated.
+    """Memory that a model needs to run. All methods estimate; nothing is allocated.
 
     Attributes:
         sizes: of one sequence's state.
@@ -255,7 +255,7 @@ class MemoryProfile:
         self._multiple = multiple
 
     def prefill(self, chunk: PlannedChunk, *, logits: int = 0) -> Held:
-        """What it takes, at its peak, to compute a chunk of a prompt.
+        """Peak of computing a chunk of a prompt.
 
         Args:
             chunk: of it.
@@ -275,11 +275,11 @@ class MemoryProfile:
         return Held(grown + computing, 2 * self.sizes.arrays)
 
     def kept(self, tokens: int) -> int:
-        """What tokens that were computed take once they are stored, in bytes."""
+        """Bytes of computed tokens once they are stored."""
         return self.sizes.token * tokens
 
     def captured(self, tokens: int) -> Held:
-        """What a checkpoint after so many tokens takes."""
+        """Size of a checkpoint after so many tokens."""
         return Held(self.sizes.in_windows(tokens) + self.sizes.fixed, self.sizes.arrays)
 
     def observe(self, tokens: int, offset: int, peak: int) -> None:
@@ -312,7 +312,7 @@ class MemoryProfile:
         return -(-rows // self._multiple) * self._multiple
 
     def start(self, tokens: int, context: int) -> Held:
-        """What a sequence takes until its first answer tokens are there, a short step included.
+        """Size of a sequence until its first answer tokens, a short step included.
 
         Args:
             tokens: that it has to compute.

@@ -24,7 +24,7 @@ _STREAMED = 4  # every fourth client asks for a stream
 
 
 def body_of(number: int) -> dict[str, Any]:
-    """What client `number` asks: one of the questions, over a system prompt of them all."""
+    """Request of client `number`: one of the questions, over a common system prompt."""
     messages = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]},
@@ -49,7 +49,7 @@ def connect(path: Path, patience: float = PATIENCE) -> socket.socket:
     where it would have to wait. So the kernel is told how long to wait.
 
     Raises:
-        BlockingIOError: nobody has accepted it in that time.
+        BlockingIOError: it was not accepted in that time.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -100,7 +100,7 @@ class Client:
 
 
 class _Received:
-    """What `HTTPResponse` needs of a socket."""
+    """The part of a socket that `HTTPResponse` needs."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -118,7 +118,7 @@ def parsed(data: bytes) -> Reply:
 
 
 def events_of(body: bytes) -> list[bytes]:
-    """What a stream's events carry, comments left out."""
+    """Data of a stream's events, comments left out."""
     return [event[6:] for event in body.split(b"\n\n") if event.startswith(b"data: ")]
 
 
@@ -135,7 +135,7 @@ def text_of(reply: Reply) -> str:
 async def flood(
     daemon: RunningDaemon, count: int, room: int, leaving: frozenset[int] = frozenset()
 ) -> dict[int, Reply]:
-    """Have many clients ask at once, all of them connected before the first one asks.
+    """Send requests of many clients at once, all of them connected before the first one asks.
 
     Args:
         daemon: whom they ask.
@@ -211,6 +211,6 @@ class Calm:
 
 
 def is_idle(daemon: RunningDaemon) -> bool:
-    """Whether nothing runs and nothing waits."""
+    """True if nothing runs and nothing waits."""
     status = daemon.status()
     return not status["engine"]["running"] and not status["waiting"]

@@ -50,7 +50,7 @@ class FakeSystem:
         monkeypatch.setenv("PATH", str(folder / "bin"))
 
     def answer(self, command: str, text: str = "", *, errors: str = "", status: int = 0) -> None:
-        """Have a program answer its first word that is no option: `systemctl show`."""
+        """Make a program answer its first word that is no option: `systemctl show`."""
         answer = self._folder / "answers" / command
         answer.write_text(text)
         answer.with_name(f"{command}.errors").write_text(errors)

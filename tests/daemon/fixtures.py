@@ -21,7 +21,7 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 def heard(short_path: Path) -> Iterator[socket.socket]:
-    """What a service manager listens on."""
+    """The socket that a service manager listens on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(short_path / "notify"))
         listening.setblocking(False)

@@ -67,7 +67,7 @@ class Machine:
         return self.run("systemctl", "show", "--value", f"--property={name}", unit)
 
     def log(self) -> str:
-        """What the daemon has logged."""
+        """Lines that the daemon has logged."""
         with suppress(FileNotFoundError):
             return self.path("opt/umbel/log/log").read_text()
         return ""

@@ -1,4 +1,4 @@
-"""What `/metrics` says, as a mapping."""
+"""Figures of `/metrics`, as a mapping."""
 
 from types import SimpleNamespace
 from typing import Any, cast

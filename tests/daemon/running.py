@@ -57,7 +57,7 @@ class Reply:
 
 
 class Process(Protocol):
-    """What tests do with a daemon's process, fresh or forked."""
+    """A daemon's process for tests, fresh or forked."""
 
     @property
     def pid(self) -> int:
@@ -209,7 +209,7 @@ def spawn(
 
 
 def is_ready(daemon: RunningDaemon) -> bool:
-    """Whether the daemon serves; fails when it has ended."""
+    """True if the daemon serves; fails when it has ended."""
     assert daemon.process.poll() is None, daemon.log()
     with suppress(OSError):
         return daemon.request("GET", "/ready").status == 200

@@ -55,7 +55,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def lines(self) -> list[str]:
-        """What stands on the screen, without blank ends and lines."""
+        """Text of the screen, without blank ends and lines."""
         return [line.rstrip() for line in self.screen.display if line.strip()]
 
     def text(self) -> str:

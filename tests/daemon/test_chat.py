@@ -33,12 +33,12 @@ def test_a_private_daemon(short_path: Path) -> None:
 
 def test_a_private_daemon_whose_model_is_none(short_path: Path) -> None:
     """It says once whose words these are, and of no daemon that it did not look for."""
-    words = ("chat", "hello", "--private", "--model", "nobody")
+    words = ("chat", "hello", "--private", "--model", "no-such")
     done = umbel(*words, folder=short_path)
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
-    assert first == "Starting a private daemon with nobody …"
-    assert last.startswith("umbel: the private daemon did not start: no model 'nobody'")
+    assert first == "Starting a private daemon with no-such …"
+    assert last.startswith("umbel: the private daemon did not start: no model 'no-such'")
 
 
 @pytest.mark.parametrize("words", [(), ("--model", "coder")])
@@ -233,7 +233,6 @@ def test_a_socket_that_the_system_refuses(short_path: Path) -> None:
 
 
 def test_a_daemon_that_dies_in_its_answer(short_path: Path) -> None:
-    """What came stays, and a sentence of umbel's own says that it has no end."""
     path = short_path / "u.sock"
     event = b'data: {"choices": [{"delta": {"content": "Par"}}]}\n\n'
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

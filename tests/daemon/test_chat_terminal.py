@@ -48,12 +48,12 @@ def prompts(shown: Terminal) -> int:
 
 
 def says(shown: Terminal, text: str, count: int) -> bool:
-    """Whether a text stands on the screen so often."""
+    """True if a text stands on the screen so often."""
     return shown.text().count(text) >= count
 
 
 def answered(shown: Terminal, count: int = 1) -> bool:
-    """Whether so many answers are complete, and the next prompt is there."""
+    """True if so many answers are complete, and the next prompt is there."""
     return shown.text().count("prompt tokens cached") >= count and shown.lines()[-1] == ">"
 
 

@@ -23,7 +23,6 @@ from .running import RunningDaemon, eventually, running
 
 
 def test_chat_interrupted(tiny_daemon: RunningDaemon, short_path: Path) -> None:
-    """Ctrl-C ends a one-shot answer, and the daemon hears of it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "umbel", "chat", "hello", "--socket", str(tiny_daemon.socket)],
         stdout=subprocess.PIPE,
@@ -266,7 +265,6 @@ def test_bad_settings(text: str | None, said: str, short_path: Path) -> None:
 
 
 def test_cache_stats_as_json(tiny_daemon: RunningDaemon, short_path: Path) -> None:
-    """What is printed for people is there in numbers; of another model only its own cache."""
     words = ("cache", "stats", "--json", "--socket", str(tiny_daemon.socket))
     told = json.loads(umbel(*words, folder=short_path).stdout)
     assert {"tokens", "span_bytes", "leases", "pins", "disk"} <= told.keys()

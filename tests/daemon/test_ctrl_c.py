@@ -28,18 +28,18 @@ def hub(tiny_dir: Path) -> Iterator[FakeHub]:
 
 
 def half_is_there(shown: Terminal, hub: FakeHub) -> bool:
-    """Whether the bar has moved as far as it can."""
+    """True if the bar has moved as far as it can."""
     return hub.half.is_set() and " of " in shown.text()
 
 
 def ended_in_order(shown: Terminal, folder: Path) -> bool:
-    """Whether a daemon that served nothing has said its last word, and taken its socket along."""
+    """True if an idle daemon has said its last word, and removed its socket."""
     last = shown.lines()[-1]
     return last.endswith("stopped") and "serves" not in shown.text() and not sockets(folder)
 
 
 def sockets(folder: Path) -> list[Path]:
-    """What daemons have left behind."""
+    """Files that daemons have left behind."""
     return list(folder.rglob("*.sock"))
 
 
@@ -101,7 +101,7 @@ def test_while_the_disk_is_recovered(short_path: Path, long_tiny_dir: Path) -> N
     with serve(short_path, long_tiny_dir) as shown:
         shown.wait_for("Ctrl-C stops it")
     (index,) = (short_path / "disk").glob("*/index.sqlite")
-    # As with sqlite3's shell, by somebody who looks at it.
+    # As with sqlite3's shell, opened to look at it.
     with closing(sqlite3.connect(index, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with serve(short_path, long_tiny_dir) as shown:

@@ -17,7 +17,7 @@ USER = "What is the capital of France?"
 
 
 def filled(folder: Path, model: Path) -> str:
-    """Have a daemon leave its state on disk; returns its answer."""
+    """Run a daemon that leaves its state on disk; returns its answer."""
     with running(folder, model) as daemon:
         answer, _ = ask(daemon, USER)
         eventually(lambda: on_disk(daemon))
@@ -73,7 +73,6 @@ def test_the_folder_is_removed(short_path: Path, long_tiny_dir: Path) -> None:
 
 
 def test_a_newer_index(short_path: Path, long_tiny_dir: Path) -> None:
-    """It is not understood, and the cache is started anew."""
     answer = filled(short_path, long_tiny_dir)
     (path,) = (short_path / "disk").glob("*/index.sqlite")
     with sqlite3.connect(path) as index:

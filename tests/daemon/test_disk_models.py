@@ -64,7 +64,6 @@ def test_trying_another_model_loses_nothing(
 def test_one_budget_takes_the_resting_model_first(
     short_path: Path, tmp_path: Path, long_tiny_dir: Path
 ) -> None:
-    """What a model leaves that is not served any more goes for one that is, as far as needed."""
     other = tiny_model_dir(tmp_path / "other", max_position_embeddings=4096)
     with running(short_path, long_tiny_dir) as first:
         ask(first, USER)

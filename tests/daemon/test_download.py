@@ -41,7 +41,7 @@ def messages(heard: socket.socket) -> list[str]:
 
 
 def ready(daemon: RunningDaemon) -> Any:
-    """What `/ready` says."""
+    """Answer of `/ready`."""
     assert daemon.process.poll() is None, daemon.log()
     try:
         return daemon.request("GET", "/ready").json()
@@ -110,7 +110,7 @@ def test_a_stop_ends_a_download(fake: FakeHub, short_path: Path, heard: socket.s
 
 
 def parts(folder: Path) -> list[Path]:
-    """What has come in part."""
+    """Files that have come in part."""
     return list((folder / "hf").rglob("*.partial"))
 
 
@@ -131,7 +131,6 @@ def test_a_disk_that_is_too_small_is_told_before(
 def test_a_repo_that_changes_meanwhile_is_told(
     fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was listed and what is linked are one commit, or an error."""
     small = [hub.RemoteFile(name, len(content), "") for name, content in fake.files.items()]
     listing = hub.Listing("b" * 40, small)
     monkeypatch.setattr(hub, "list_files", lambda _: listing)

@@ -74,7 +74,6 @@ def test_two_at_once(short_path: Path, tiny_dir: Path) -> None:
 def test_what_imports_would_see_makes_it_fresh(
     server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A variable, but for those that the daemon reads late."""
     assert server.can_fork({**os.environ, "UMBEL_MODEL": "x", "XDG_CONFIG_HOME": "/x"})
     assert not server.can_fork({**os.environ, "OPENBLAS_NUM_THREADS": "7"})
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -45,7 +45,6 @@ def record(url: str, **rest: object) -> str:
     ],
 )
 def test_the_source(direct_url: str | None, expected: Source) -> None:
-    """What the installer recorded, in words that an installer takes."""
     assert source_of(direct_url) == expected
 
 
@@ -114,7 +113,6 @@ def test_a_checkout_is_no_other_environment(tmp_path: Path) -> None:
 
 
 def test_cuda_is_installed_where_the_cpus_backend_was_removed(tmp_path: Path) -> None:
-    """Both ship a file of the same name. uv resolves anew, without the CPU's, and remembers it."""
     (tmp_path / "pipx_metadata.json").touch()
     method = method_of(tmp_path, INDEX)
     assert method.cuda == (

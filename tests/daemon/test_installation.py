@@ -1,4 +1,4 @@
-"""`umbel service`, whoever manages services: what runs as one, how it is, and the command line."""
+"""`umbel service` with any service manager: installation, status, and the command line."""
 
 import asyncio
 import inspect
@@ -50,7 +50,6 @@ def test_the_umbel_that_runs_now_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_daemon_that_runs_says_how_it_is(short_path: Path) -> None:
-    """What start-up does, and then what is served; one that is not there is not asked."""
     told: dict[str, Any] = {"state": "loading", "phase": "downloading", "model": None}
     served = web.Application()
 

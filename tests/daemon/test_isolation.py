@@ -19,7 +19,7 @@ from umbel.daemon.models.loader import read_prompts
 
 from .running import ANSWER, START, Reply, RunningDaemon, eventually, running, spawn
 
-SECRET = "Meet me at the old mill after dark, and tell nobody about the parcel. " * 4
+SECRET = "Meet me at the old mill after dark, and do not mention the parcel. " * 4
 SYSTEM = "You are one of many agents that review what others have written, line by line. " * 8
 
 

@@ -1,4 +1,4 @@
-"""What launchd and the daemon have to do with each other, as launch_activate_socket(3) has it."""
+"""The daemon under launchd, as launch_activate_socket(3) describes it."""
 
 import ctypes
 import errno
@@ -29,7 +29,7 @@ _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class System:
-    """What libSystem has: C functions, memory from malloc, and a fault where there is one.
+    """Fake of libSystem: C functions, memory from malloc, and planted faults.
 
     Args:
         numbers: the descriptors of the socket.

@@ -197,7 +197,6 @@ def test_status_is_what_launchd_says(
 def test_a_crash_loop_is_told_with_how_often_it_is_started(
     macos: FakeSystem, tmp_path: Path
 ) -> None:
-    """As the plist says, which may be somebody's own, or none at all."""
     service = installation.find(system=False, umbel=UMBEL)
     said(installation.install, service)
     macos.answer("launchctl print", PRINTED.format("spawn scheduled", 9, ENDED_WITH_1))
@@ -259,7 +258,6 @@ def test_the_log_is_followed(macos: FakeSystem, tmp_path: Path) -> None:
 def test_without_launchctl_there_is_a_sentence(
     macos: FakeSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also to somebody who only asks."""
     monkeypatch.setenv("PATH", str(tmp_path))
     service = installation.find(system=False, umbel=UMBEL)
     for act in (service.require, service.status):

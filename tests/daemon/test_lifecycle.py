@@ -1,4 +1,4 @@
-"""A daemon's life: cancellation, queueing, stopping, and what clients hear of it."""
+"""A daemon's life: cancellation, queueing, stopping, and its answers meanwhile."""
 
 import os
 import re
@@ -193,7 +193,6 @@ def test_a_request_names_its_own_deadline(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_sigterm_lets_running_requests_finish(short_path: Path, long_tiny_dir: Path) -> None:
-    """What runs finishes, what waits is answered, new ones are refused; exit status 0."""
     with (
         running(short_path, long_tiny_dir, *ONE, fresh=True) as daemon,
         ThreadPoolExecutor(2) as pool,

@@ -68,7 +68,7 @@ class Host:
         self._sign.touch()
 
     def be_calm(self) -> None:
-        """Have enough again."""
+        """Report enough memory again."""
         self._sign.unlink()
 
 
@@ -79,7 +79,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def body_of(number: int) -> dict[str, Any]:
-    """What agent `number` asks; its answer has `TOKENS` tokens."""
+    """Request of agent `number`; its answer has `TOKENS` tokens."""
     text = f"agent {number} asks about the report {number * 7}"
     messages = [{"role": "user", "content": text}]
     return {"messages": messages, "temperature": 0, "max_tokens": TOKENS}
@@ -87,7 +87,7 @@ def body_of(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def answers(long_tiny_dir: Path) -> list[str]:
-    """What the agents are answered where memory abounds."""
+    """Answers to the agents where memory abounds."""
     with (
         tempfile.TemporaryDirectory(prefix="u") as folder,
         running(Path(folder), long_tiny_dir, "--no-disk") as daemon,
@@ -122,7 +122,7 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to read."""
+        """True if there is nothing more to read."""
         return not self._thread.is_alive()
 
     def reply(self) -> Reply:
@@ -142,7 +142,7 @@ class Stream:
 
 @contextmanager
 def agents(daemon: RunningDaemon, count: int = AGENTS) -> Iterator[list[Stream]]:
-    """Have agents ask, one after another, and hang up in the end."""
+    """Send requests of agents, one after another, and hang up in the end."""
     streams: list[Stream] = []
     try:
         streams.extend(Stream(daemon, number) for number in range(count))
@@ -174,7 +174,7 @@ def metrics(daemon: RunningDaemon) -> dict[tuple[str, ...], float]:
 
 
 def ledger_of(measured: dict[tuple[str, ...], float]) -> dict[str, float]:
-    """What `/metrics` tells of memory, named as `/status` names it."""
+    """Memory in `/metrics`, named as `/status` names it."""
     held = {kind: measured["umbel_cache_bytes", kind, "memory"] for kind in KINDS}
     budget = measured["umbel_cache_budget_bytes", "memory"]
     return {"budget": budget, "buffers": measured["umbel_cache_buffers",], **held}
@@ -199,7 +199,7 @@ def at_rest(daemon: RunningDaemon) -> Any:
 
 
 def check_nothing_is_left(daemon: RunningDaemon) -> tuple[Any, dict[tuple[str, ...], float]]:
-    """See that only the cache holds memory, and that nobody leases it."""
+    """Check that only the cache holds memory, and that none of it is leased."""
     picture, measured = eventually(lambda: at_rest(daemon))
     memory = picture["ledger"]
     assert memory["tail"] == memory["transient"] == memory["paging"] == 0
@@ -215,7 +215,6 @@ def check_nothing_is_left(daemon: RunningDaemon) -> tuple[Any, dict[tuple[str, .
 def test_what_is_told_under_load_is_true(
     short_path: Path, long_tiny_dir: Path, host: Host, answers: list[str]
 ) -> None:
-    """Bytes stay within the budget, nobody is lost or counted twice, and both routes agree."""
     seen: Counter[str] = Counter()
     apart = 0
     with tight(short_path, long_tiny_dir, host) as daemon, agents(daemon) as streams:
@@ -282,7 +281,7 @@ def test_stopped_while_some_are_preempted(
 
 
 def _whole(stream: Stream, answer: str) -> bool:
-    """Whether a stream has its whole answer; else it must have been told that the daemon stops."""
+    """True if a stream has its whole answer; else it must say that the daemon stops."""
     reply = stream.reply()
     if reply.body.endswith(b"data: [DONE]\n\n"):
         assert text_of(reply) == answer
@@ -322,7 +321,7 @@ def test_the_host_runs_short_under_running_streams(
             host.be_calm()
             up = looks_until(daemon, lambda now: now["pressure"]["share"] == 1.0)
             assert [text_of(s.reply()) for s in streams] == answers[: len(streams)]
-        # The engine hears of it between two steps, and tells at the end of one.
+        # The engine reads it between two steps, and publishes at the end of one.
         eventually(lambda: daemon.status()["ledger"]["budget"] == WIDE)
         check_nothing_is_left(daemon)
         assert daemon.log().count("memory pressure") == 2
@@ -335,14 +334,14 @@ def test_the_host_runs_short_under_running_streams(
 
 
 def fill(daemon: RunningDaemon, number: int) -> None:
-    """Have about a megabyte of state kept."""
+    """Store about a megabyte of state."""
     text = f"{number} " + "the other agent reads the report and answers the question " * 120
     body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 1}
     assert daemon.post(body).status == 200
 
 
 def all_decode(daemon: RunningDaemon, count: int) -> bool:
-    """Whether so many are being answered."""
+    """True if so many are being answered."""
     at_work = daemon.status()["engine"]["running"]
     return [sequence["status"] for sequence in at_work] == ["decode"] * count
 
@@ -361,13 +360,13 @@ def looks_until(daemon: RunningDaemon, condition: Any) -> list[Any]:
 
 
 def fits(picture: Any) -> bool:
-    """Whether what is held is within the budget of that moment."""
+    """True if held memory is within the budget of that moment."""
     memory = picture["ledger"]
     return bool(held(memory) <= memory["budget"])
 
 
 def shares(looks: list[Any]) -> list[float]:
-    """What of the budget could be used."""
+    """Usable part of the budget."""
     return [picture["pressure"]["share"] for picture in looks]
 
 

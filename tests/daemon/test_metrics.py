@@ -1,4 +1,4 @@
-"""What is measured, and under which names."""
+"""Metrics and their names."""
 
 import re
 from functools import partial
@@ -26,7 +26,6 @@ LONG = {
 
 
 def test_outcomes_under_vllms_names() -> None:
-    """Who was refused never ended there; each reason is there before the first request."""
     metrics = Metrics(EngineStatistics, lambda: 0, None)
     metrics.requests.labels(FinishReason.CANCELLED).inc()
     measured = measured_by(metrics)
@@ -55,7 +54,6 @@ def test_tokens_under_vllms_names() -> None:
     ],
 )
 def test_usage_of_the_budget(memory: MemoryUse, held: int, usage: float) -> None:
-    """What somebody uses counts, and it is from 0 to 1."""
     cache = CacheStatistics(held_bytes=held)
     statistics = EngineStatistics(memory=memory, cache=cache)
     measured = measured_by(Metrics(lambda: statistics, lambda: 0, None))

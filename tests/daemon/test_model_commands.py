@@ -82,7 +82,6 @@ def test_a_model_is_pulled_and_listed(hub: FakeHub, short_path: Path) -> None:
 
 
 def test_a_model_is_removed(hub: FakeHub, short_path: Path) -> None:
-    """What was pulled is deleted, once; nothing else is."""
     assert run_umbel(hub, short_path, "pull", REPO)[0] == 0
     status, out, _ = run_umbel(hub, short_path, "rm", REPO)
     assert (status, out.startswith(f"deleted {REPO}: ")) == (0, True)
@@ -210,7 +209,6 @@ def recommended(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 
 def test_more_memory_holds_more(capsys: pytest.CaptureFixture[str]) -> None:
-    """What fits a machine fits a larger one, with no shorter a context and no fewer agents."""
     small = recommended(capsys, "--memory", "32GiB", "--device", "mac")["models"]
     large = recommended(capsys, "--memory", "128GiB", "--device", "mac")["models"]
     for before, after in zip(small, large, strict=True):

@@ -41,7 +41,6 @@ def test_what_is_seen(allowed: list[str] | None, seen: list[str], default: str) 
 
 @pytest.mark.parametrize("allowed", [[], ["nothing"]])
 def test_nothing_is_seen(allowed: list[str]) -> None:
-    """Who may use none gets none, not even the default one."""
     seen = visible(slots(), ALIASES, allowed)
     assert names(*seen) == {}
     for name in (None, "one", "gpt"):

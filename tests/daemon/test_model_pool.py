@@ -1,4 +1,4 @@
-"""Who is loaded, who waits, and who must go: the pool over a loader that only notes."""
+"""Loaded, waiting and leaving models: the pool over a loader that only notes."""
 
 import asyncio
 import time
@@ -65,7 +65,7 @@ class FakeLoader:
         return self.weights.get(slot.name, 1)
 
     def fits(self, weights: int, beside: list[int]) -> bool:
-        """Whether there is room."""
+        """True if there is room."""
         return sum(beside) + weights <= ROOM
 
     async def load(self, slot: ModelSlot, begin: Any) -> Resident:
@@ -81,7 +81,7 @@ class FakeLoader:
         return Resident(cast("Any", SimpleNamespace(name=slot.name)), *cast("Any", (None, None)))
 
     def bound_tenants(self) -> None:
-        """Nobody has bounds here."""
+        """No tenant has bounds here."""
 
     async def drop(self, slot: ModelSlot) -> None:
         """Forget a load."""
@@ -89,7 +89,7 @@ class FakeLoader:
 
     async def unload(self, slot: ModelSlot) -> None:
         """Unload it."""
-        assert slot.users == 0, "somebody uses it"
+        assert slot.users == 0, "a request uses it"
         with self._alone():
             await asyncio.sleep(0)
         slot.resident = None
@@ -160,7 +160,6 @@ async def test_the_one_used_longest_ago_goes() -> None:
 
 
 async def test_nobody_is_unloaded_under_its_users() -> None:
-    """Who asks for the model that must go waits for its next load, and so keeps none out."""
     world, over = World("a", "b", "c"), asyncio.Event()
     await world.use("b")
     using = [asyncio.create_task(world.use(name, over)) for name in ("a", "b")]
@@ -178,7 +177,6 @@ async def test_nobody_is_unloaded_under_its_users() -> None:
 
 
 async def test_pinned_ones_leave_no_room() -> None:
-    """Who asks for another hears so at once, and the next one too."""
     pinned = ModelSettings(pinned=True)
     world = World("a", "b", "c", a=pinned, b=pinned)
     await world.use("a")
@@ -263,7 +261,6 @@ async def test_a_request_waits_for_a_model_as_long_as_it_asks() -> None:
 
 
 async def test_one_keeps_its_place_until_it_is_queued() -> None:
-    """Those who came while a model was loaded do not fill it; who gave it back has none."""
     world, over = World("a"), asyncio.Event()
     world.terms["t"] = Terms(waiting=1)
     world.loader.may_load.clear()
@@ -340,7 +337,6 @@ async def test_one_who_leaves_harms_no_other() -> None:
 
 
 async def test_nobody_waits_for_a_daemon_that_stops() -> None:
-    """Who waits hears so at once, and so does who comes later."""
     world = World("a", "b")
     await world.use("a")
     world.loader.may_load.clear()

@@ -101,8 +101,8 @@ def test_pages(aliased_daemon: RunningDaemon, query: str, names: list[str], *, m
         ("limit=-1", "limit"),
         ("limit=many", "limit"),
         ("limit=" + "9" * 5000, "limit"),
-        ("after_id=nobody", "after_id"),
-        ("before_id=nobody", "before_id"),
+        ("after_id=unknown", "after_id"),
+        ("before_id=unknown", "before_id"),
     ],
 )
 def test_pages_that_are_none(aliased_daemon: RunningDaemon, query: str, param: str) -> None:

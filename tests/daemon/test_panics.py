@@ -31,7 +31,6 @@ class Panic(BaseException):
 
 
 def test_a_panic_is_an_error() -> None:
-    """What ends tasks and processes is none, and an error stays what it is."""
     with pytest.raises(PanicError, match="Panic: index out of bounds") as caught:
         fail(Panic("index out of bounds"))
     assert isinstance(caught.value.__cause__, Panic)

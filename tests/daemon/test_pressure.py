@@ -1,4 +1,4 @@
-"""What the system says about memory, from files and functions that the tests write."""
+"""The system's memory figures, from files and functions that the tests write."""
 
 import asyncio
 import ctypes
@@ -144,7 +144,6 @@ class TestPsi:
         ],
     )
     def test_malformed_text_is_an_error(self, host: Host, text: str) -> None:
-        """What is no PSI file is not taken for calm, at first or later."""
         host.path.write_text(text, encoding="latin-1")
         with pytest.raises(ValueError, match="no PSI figures"):
             host.source()
@@ -218,7 +217,6 @@ class TestFindingPsi:
     def test_the_hosts_file_where_the_cgroups_own_is_unreadable(
         self, proc: Path, cgroups: Path
     ) -> None:
-        """What cannot be read or makes no sense is not there."""
         own = cgroups / "user.slice/umbel.service/memory.pressure"
         own.mkdir(parents=True)  # opens, and reading it fails
         assert self.found(proc, cgroups) == str(proc / "pressure/memory")
@@ -244,7 +242,6 @@ class TestFindingPsi:
 
     @pytest.mark.skipif(not LINUX, reason="procfs is Linux's")
     def test_this_machine(self) -> None:
-        """What is found here can be read, or there is nothing to be found."""
         source = find_source()
         if source is None:
             pytest.skip("no PSI here")
@@ -320,7 +317,7 @@ class TestSysctl:
 
 
 class Script:
-    """Levels that come a second apart; then whoever reads on is cancelled."""
+    """Levels that come a second apart; then the reader is cancelled."""
 
     name = "script"
 
@@ -371,7 +368,6 @@ class TestWatch:
         assert watched.watch.status == PressureStatus("normal", 1.0, "script")
 
     async def test_nothing_is_told_without_pressure(self) -> None:
-        """The budget is whole to begin with, and nobody need say so."""
         watched = Watched(*[NORMAL] * 10)
         with capture_logs() as lines:
             await watched.run()

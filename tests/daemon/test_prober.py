@@ -1,7 +1,7 @@
 """A prober with a real clock, over a real daemon: see `tests/scenario/test_prober.py`.
 
-In each try it sends what the victim has sent, and what nobody has, in random order, and says that
-the faster one was the victim's. Whatever else the machine does slows both alike.
+In each try it sends the victim's text, and text that no client has sent, in random order, and says
+that the faster one was the victim's. Whatever else the machine does slows both alike.
 """
 
 import math
@@ -70,7 +70,6 @@ def quiet_daemon(long_tiny_dir: Path, short_path: Path) -> Iterator[RunningDaemo
     [pytest.param(100, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.nightly)],
 )
 def test_a_clock_tells_nothing_of_another_tenant(quiet_daemon: RunningDaemon, tries: int) -> None:
-    """A prober guesses right as often as a coin does, but for once in 15,000 runs of this test."""
 
     def empty() -> None:
         assert quiet_daemon.request("POST", "/cache/clear").status == 200

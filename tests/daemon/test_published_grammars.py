@@ -1,4 +1,4 @@
-"""What each published tokenizer may write, for each way of asking: tools, choice, format, thoughts.
+"""Text that each published tokenizer may write, by request: tools, choice, format, thoughts.
 
 The right answers are those that the model's template would show it, in the tokens in which it was
 trained to write them.
@@ -94,7 +94,7 @@ class Family:
         return conversation, held
 
     def thoughts(self, cell: Cell) -> list[str]:
-        """What may stand before an answer."""
+        """Text that may stand before an answer."""
         if self.template.form.reasoning is None or cell.thinking is False:
             return [""]
         if self.harmony:

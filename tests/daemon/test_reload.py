@@ -81,7 +81,7 @@ def test_what_needs_no_restart_changes_and_nothing_else() -> None:
 
 
 class Parts(NamedTuple):
-    """Who keeps settings."""
+    """A keeper of settings."""
 
     entry: Entry
     connections: Connections
@@ -144,7 +144,7 @@ def test_every_copy_is_replaced(parts: Parts) -> None:
 
 
 def reloader(parts: Parts, read: Callable[[], Settings]) -> Reloader:
-    """One whom nobody hears."""
+    """One without listeners."""
     return Reloader(read, parts.entry, parts.connections, ServiceManager(None))
 
 
@@ -187,7 +187,6 @@ async def test_no_reload_takes_the_key_from_an_open_port(parts: Parts) -> None:
 
 
 async def test_what_has_changed_is_told(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both values of each, but for a secret; a setting that waits for a restart is a warning."""
     monkeypatch.setattr(reload, "put_in_force", lambda settings, *_: parts.entry.reload(settings))
     new = Settings(stop_grace=5, api_key="hunter2", max_batch=4)
     with capture_logs() as logs:

@@ -1,4 +1,4 @@
-"""What a daemon has computed, the next one serves: after SIGTERM, and after SIGKILL."""
+"""A daemon serves from its predecessor's state: after SIGTERM, and after SIGKILL."""
 
 import random
 import signal
@@ -28,7 +28,7 @@ def ask(daemon: RunningDaemon, user: str, tokens: int = 12) -> tuple[str, int]:
 
 
 def on_disk(daemon: RunningDaemon) -> Any:
-    """Whether everything that was computed is written."""
+    """True if all computed state is written."""
     disk = daemon.status()["disk"]
     return disk["writes"] and not disk["queued_bytes"]
 

@@ -35,7 +35,7 @@ def serve(folder: Path, model: str | Path, **env: str) -> AbstractContextManager
 
 @contextmanager
 def answering(folder: Path) -> Iterator[None]:
-    """Have a daemon work on an answer for as long as a block lasts."""
+    """Keep a daemon at work on an answer for as long as a block lasts."""
     messages = [{"role": "user", "content": "x"}]
     # Greedy, it does not end by itself.
     body = {"messages": messages, "max_tokens": 8000, "temperature": 0, "stream": True}
@@ -135,7 +135,6 @@ def test_a_dumb_terminal_gets_lines(short_path: Path, long_tiny_dir: Path) -> No
 
 
 def test_json_is_json_on_a_terminal_too(short_path: Path, long_tiny_dir: Path) -> None:
-    """Who asks for JSON gets it: no banner, and each line is an object."""
     with serve(short_path, long_tiny_dir, UMBEL_LOG_FORMAT="json") as shown:
         shown.wait_for('"event": "ready"')
         shown.type(CTRL_C)

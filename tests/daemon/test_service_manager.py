@@ -1,4 +1,4 @@
-"""What systemd hears of the daemon, and the socket that it hands over, as its manuals say."""
+"""The daemon's messages to systemd, and the socket from there, as its manuals say."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ MOST = 50
 
 @pytest.fixture
 def heard(heard: socket.socket) -> socket.socket:
-    """What a service manager listens on; it waits for what comes."""
+    """The socket of a service manager; it waits for messages."""
     heard.settimeout(60)
     return heard
 
@@ -150,14 +150,14 @@ async def test_no_beat_comes_from_an_engine_that_stands_still(heard: socket.sock
 
 async def test_without_a_watchdog_there_are_no_beats() -> None:
     """It ends at once."""
-    await ServiceManager(None).beat(lambda: pytest.fail("nobody asks"))
+    await ServiceManager(None).beat(lambda: pytest.fail("no manager asks"))
 
 
 # -- a stalled engine --------------------------------------------------------------------
 
 
 def entry(*, running: int = 0, step_age: float = 0.0, busy_for: float = 0.0) -> Entry:
-    """What handlers stand on, over an engine that is this far."""
+    """A service over an engine in this state."""
     made = Entry(Settings(), lambda: busy_for)
     made.models = serving(cast("Any", Engine(running, step_age)))
     return made
@@ -202,7 +202,6 @@ LATE = STALLED_AFTER + 10
     ],
 )
 async def test_health_fails_where_the_engine_does_not_get_on(engine: Entry, status: int) -> None:
-    """So that whoever watches it can start the daemon anew."""
     async with TestClient(TestServer(application(engine))) as client:
         response = await client.get("/health")
         told = await response.json()
@@ -280,7 +279,6 @@ def ask(connection: UnixConnection) -> int:
 
 
 def test_clients_wait_through_a_restart(short_path: Path, long_tiny_dir: Path) -> None:
-    """The socket is there before the daemon and after it; whoever connects is served."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(short_path / "s"))
         listening.listen()

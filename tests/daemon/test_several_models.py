@@ -24,7 +24,7 @@ def ask(model: str | None, text: str = "hello", **more: Any) -> dict[str, Any]:
 
 
 def said(daemon: RunningDaemon, model: str | None, text: str = "hello") -> tuple[str, str]:
-    """What a model answers, and under which name."""
+    """A model's answer, and its name there."""
     reply = daemon.post(ask(model, text))
     assert reply.status == 200, reply.body
     answer = reply.json()
@@ -32,7 +32,7 @@ def said(daemon: RunningDaemon, model: str | None, text: str = "hello") -> tuple
 
 
 def slots(daemon: RunningDaemon) -> dict[str, Any]:
-    """What `/status` says of each model."""
+    """Each model in `/status`."""
     return {slot["name"]: slot for slot in daemon.status()["models"]}
 
 
@@ -101,11 +101,10 @@ def test_each_answers_under_its_names(folder: Path, models: list[Path]) -> None:
         told = daemon.request("GET", "/metrics").body.decode()
         assert 'umbel_requests_total{model="two",outcome="length"} 2.0' in told
         assert daemon.request("GET", "/cache?model=two").json()["nodes"] > 0
-        assert daemon.request("GET", "/cache?model=nobody").status == 404
+        assert daemon.request("GET", "/cache?model=unknown").status == 404
 
 
 def test_status_tells_of_each_what_it_does(folder: Path, models: list[Path]) -> None:
-    """What runs and waits, whichever model's it is, and what its state takes."""
     env = configured(folder, models)
     with running(folder, models[0], "--max-batch", "1", env=env) as daemon:
         clients = [daemon.send(ask("two", max_tokens=1900)) for _ in range(2)]
@@ -243,7 +242,6 @@ def test_a_stream_hears_that_its_model_is_loading(folder: Path, models: list[Pat
 def test_a_tenants_bounds_hold_for_all_models_together(
     folder: Path, models: list[Path], long_tiny_dir: Path
 ) -> None:
-    """What runs with one keeps what asks for another waiting, until it has ended."""
     pair = [long_tiny_dir, models[1]]
     bounds = "keepalive = 0.1\n[tenants.default]\nrunning = 1\nwaiting = 2"
     env = configured(folder, pair, bounds)
@@ -328,7 +326,7 @@ def test_a_model_answers_as_its_makers_say(folder: Path, tmp_path: Path) -> None
 
 
 def words(answer: dict[str, Any]) -> str:
-    """What an answer of any protocol says."""
+    """Text of an answer of any protocol."""
     if "choices" in answer:
         return str(answer["choices"][0]["message"]["content"])
     if "output" in answer:

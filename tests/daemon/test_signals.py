@@ -41,7 +41,7 @@ def assert_ended_in_order(daemon: RunningDaemon) -> None:
 
 
 def is_guarded(process: Process) -> bool:
-    """Whether the process has run its first lines: the kernel knows of its handlers."""
+    """True if the process has run its first lines: the kernel knows of its handlers."""
     text = Path(f"/proc/{process.pid}/status").read_text()
     caught = next(line for line in text.splitlines() if line.startswith("SigCgt:"))
     return all(int(caught.split()[1], 16) >> (number - 1) & 1 for number in NUMBERS)
@@ -101,7 +101,6 @@ print("came")
 
 
 def test_an_early_reload_is_not_lost() -> None:
-    """What is asked for while a daemon imports its modules waits until it can be done."""
     command = [sys.executable, "-c", EARLY]
     done = subprocess.run(command, capture_output=True, check=False, timeout=STOP)
     assert (done.stdout, done.stderr, done.returncode) == (b"came\n", b"", 0)
@@ -137,7 +136,7 @@ def in_system(folder: Path, state: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a program that is in libc's `system` until the block ends."""
     gate = folder / "gate"
     os.mkfifo(gate)
-    # A shell that has begun says so, and ends when somebody has the pipe open to write.
+    # A shell that has begun says so, and ends when the pipe is open for writing.
     command = [sys.executable, "-c", DURING_SYSTEM, f"echo begun; : <{gate}", state]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
@@ -174,7 +173,6 @@ def test_an_early_interrupt_in_system(short_path: Path) -> None:
 def test_signals_that_the_parent_has_blocked(
     short_path: Path, long_tiny_dir: Path, number: int
 ) -> None:
-    """What a daemon inherits does not make it deaf."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         daemon = spawn(short_path, long_tiny_dir, fresh=True)
@@ -186,7 +184,6 @@ def test_signals_that_the_parent_has_blocked(
 
 
 def test_other_commands_end_by_their_signal(short_path: Path) -> None:
-    """What is not a daemon has been interrupted, and says so: 128 plus the signal's number."""
     program = (
         "import os, signal, sys; from umbel.daemon.lifecycle.signals import leave_at_once;"
         "leave_at_once(None); os.kill(os.getpid(), int(sys.argv[1])); signal.pause()"

@@ -42,13 +42,13 @@ def beats(heard: socket.socket) -> int:
 
 
 def health(daemon: RunningDaemon) -> tuple[int, str]:
-    """What `/health` says; the event loop answers it at once."""
+    """Answer of `/health`; the event loop gives it at once."""
     reply = daemon.request("GET", "/health")
     return reply.status, reply.json()["status"]
 
 
 def is_stuck(daemon: RunningDaemon) -> bool:
-    """Whether a request is in a step that has not ended."""
+    """True if a request is in a step that has not ended."""
     engine: dict[str, Any] = daemon.status()["engine"]
     return bool(engine["running"]) and not engine["running"][0]["output_tokens"]
 

@@ -56,7 +56,7 @@ def analyze(units: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def verify(units: Path) -> "subprocess.CompletedProcess[str]":
-    """Have all names and values checked; what is unknown is said, and the status is 0."""
+    """Check all names and values; unknown ones are said, and the status is 0."""
     return analyze(units, "verify", "--man=no", "./umbel.service", "./umbel.socket")
 
 
@@ -201,7 +201,7 @@ def lets_requests_finish_when_it_is_stopped(daemon: Daemon) -> None:
 
 
 def stays_down_when_it_fails_again_and_again(daemon: Daemon) -> None:
-    """A client whose connection starts it hears in the end that nobody serves."""
+    """A client whose connection starts it is refused in the end."""
     machine = daemon.machine
     machine.path("etc/umbel/umbel.toml").write_text("modle = 1\n")
     with pytest.raises(OSError, match=r"reset|refused|No such file"):

@@ -76,7 +76,6 @@ def test_a_service_that_was_given_up_starts_again(linux: FakeSystem, tmp_path: P
 def test_an_edited_unit_is_kept(
     linux: FakeSystem, tmp_path: Path, change: Any, text: str | None
 ) -> None:
-    """One that somebody wrote or changed is replaced, or removed, with --force only."""
     path = tmp_path / "units" / "umbel.service"
     said(installation.install, units(tmp_path))
     edited = text or path.read_text().replace("RestartSec=5s", "RestartSec=9s")

@@ -41,12 +41,12 @@ def command(*words: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """What umbel has in the temporary folder; MLX keeps its compiled kernels there."""
+    """Files of umbel in the temporary folder; MLX keeps its compiled kernels there."""
     return sorted(str(path) for path in (folder / "tmp").rglob("*") if "mlx" not in path.parts)
 
 
 def listens(folder: Path) -> bool:
-    """Whether a temporary daemon has made its socket."""
+    """True if a temporary daemon has made its socket."""
     return any(name.endswith("u.sock") for name in left_over(folder))
 
 
@@ -58,7 +58,7 @@ def children(pid: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """True if a process is there and has not ended."""
     listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False)
     state = listed.stdout.decode().strip()
     return bool(state) and not state.startswith("Z")

@@ -18,7 +18,6 @@ def _by_last(measured: dict[tuple[str, ...], float], name: str) -> dict[str, flo
 
 
 def test_the_labels_are_bounded() -> None:
-    """Whoever comes late is counted with the others, for good."""
     registry = CollectorRegistry()
     metrics = TenantMetrics(registry)
     for _ in range(2):

@@ -37,7 +37,6 @@ def test_text_there_and_back(tiny_daemon: RunningDaemon) -> None:
 
 
 def test_tokens_are_those_of_completions(tiny_daemon: RunningDaemon) -> None:
-    """What is counted is what an answer's usage counts, for a text and for messages."""
     counted = tiny_daemon.post({"messages": MESSAGES}, "/tokenize").json()["count"]
     chat = tiny_daemon.post({"messages": MESSAGES, "max_tokens": 1}).json()
     assert chat["usage"]["prompt_tokens"] == counted

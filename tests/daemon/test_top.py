@@ -36,7 +36,7 @@ RUNS = {
 
 @contextmanager
 def answering(daemon: RunningDaemon, conversation: str) -> Iterator[None]:
-    """Have a daemon work on one answer after the other for as long as a block lasts."""
+    """Keep a daemon at work on one answer after the other for as long as a block lasts."""
     enough = threading.Event()
     messages = [{"role": "user", "content": "x"}]
     body = {"messages": messages, "max_tokens": 2000, "temperature": 0}
@@ -87,7 +87,6 @@ def test_once(tiny_daemon: RunningDaemon, short_path: Path) -> None:
 
 
 def test_without_a_daemon(short_path: Path) -> None:
-    """Nobody to look at is one sentence and exit status 1."""
     done = umbel("top", "--socket", str(short_path / "none"), folder=short_path)
     assert done.returncode == 1
     assert "no daemon answers on" in done.stderr
@@ -109,7 +108,7 @@ def test_a_daemon_that_loads() -> None:
 
 
 def at_rest(daemon: RunningDaemon) -> Any:
-    """What `/status` says where nothing runs; a request of the test before may still be there."""
+    """An idle `/status`; a request of the test before may still be there."""
     status = daemon.status()
     for slot in status["models"]:
         slot |= {"requests": [], "queued": 0, "using": 0}
@@ -217,7 +216,6 @@ def test_a_screen_holds_the_first_requests_only(tiny_daemon: RunningDaemon) -> N
 
 
 def test_requests_on_their_way_have_rows(tiny_daemon: RunningDaemon) -> None:
-    """What is not in a queue yet comes last; of its prompt nothing is known."""
     status = at_rest(tiny_daemon)
     arrival = {name: RUNS[name] for name in ("request", "conversation", "tenant", "priority")}
     arriving = [

@@ -40,7 +40,7 @@ def test_it_says_what_each_waits_for(short_path: Path) -> None:
     with (
         running(short_path, model, "--max-batch", "1") as daemon,
         # It runs until its client leaves, after `umbel ps`. Nothing is streamed: a stream that
-        # nobody reads is given up after some thousand tokens.
+        # is not read is given up after some thousand tokens.
         closing(daemon.send(body(30_000), {"X-Umbel-Conversation": "runs"})) as first,
     ):
         eventually(lambda: requests(daemon).get("runs", {}).get("activity") == "decode")

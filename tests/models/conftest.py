@@ -1,4 +1,4 @@
-"""What tests of single kernels have in common.
+"""Fixtures of tests of single kernels.
 
 Nothing here imports MLX before tests are collected, as in `tests/conftest.py`.
 """

@@ -1,4 +1,4 @@
-"""What steps are planned to take, held to what MLX really allocates."""
+"""Prices of steps, compared with the memory that MLX allocates."""
 
 import copy
 import functools
@@ -114,7 +114,7 @@ def load(name: str, *, exact: bool = False) -> ModelRunner:
 
 
 def profile(name: str) -> MemoryProfile:
-    """What was measured of a model when it was loaded."""
+    """Figures of a model that were measured at load."""
     return load(name).profile
 
 
@@ -128,7 +128,7 @@ def linear(base: float, token: float, context: float) -> Transients:
 
 
 def transients_of(runner: ModelRunner) -> Transients:
-    """What was measured of computing."""
+    """Measured peaks of computing."""
     return runner.profile._transients
 
 
@@ -153,12 +153,12 @@ def decode(
 
 
 def step_need(runner: ModelRunner, caches: list[SequenceCache]) -> Held:
-    """What a step is planned to take in which each gets a token."""
+    """Price of a step in which each gets a token."""
     return runner.cost(runner.plan(caches))
 
 
 def chunk_need(runner: ModelRunner, tokens: int, cache: SequenceCache) -> Held:
-    """What a piece of a prompt is planned to take."""
+    """Price of a chunk of a prompt."""
     return runner.cost(runner.plan([], (cache, tokens)))
 
 
@@ -169,7 +169,7 @@ def shape_of(runner: ModelRunner) -> tuple[int, ...]:
 
 
 def close(runner: ModelRunner, caches: list[SequenceCache]) -> None:
-    """Have the batch forget them."""
+    """Remove them from the batch."""
     for each in caches:
         runner.placement.close(each)
 
@@ -177,7 +177,7 @@ def close(runner: ModelRunner, caches: list[SequenceCache]) -> None:
 def taken(work: Callable[[], object]) -> int:
     """The most that was active while something was done, over what was before.
 
-    A prefill begins the peak anew, so what it was before that is noted. Nothing is in MLX's cache:
+    A prefill resets the peak, so the peak before that is noted. Nothing is in MLX's cache:
     a buffer that is reused may be two pages larger than what is asked for, which is nothing beside
     the arrays of a model that is used, and 20 % of those here.
     """
@@ -210,7 +210,7 @@ def highest(work: Callable[[], object], enough: int) -> int:
 
 
 def whole_bytes(cache: SequenceCache) -> int:
-    """What the arrays of rings and recurrent layers take."""
+    """Bytes of the arrays of rings and recurrent layers."""
     return sum(array.nbytes for leaf in cache.non_trimmable for array in flat_arrays(leaf.state))
 
 
@@ -359,7 +359,6 @@ def test_probes_are_fitted(
 
 
 def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What short ones leave alive says too little: launching gets further ahead of long ones."""
     loaded = zoo_model("llama")
     tried: list[tuple[int, int]] = []
 
@@ -473,7 +472,6 @@ def test_no_first_chunk_takes_more_than_foretold(
 
 @pytest.mark.parametrize(("name", "chunk"), batch_fixture.each([32, 300, 512]))
 def test_little_more_than_a_chunk_takes_is_foretold(name: str, chunk: int) -> None:
-    """What is kept free for a chunk is no more than three times what it may take."""
     runner, prompt = load(name), words(LONG, chunk)[:chunk]
     need = chunk_need(runner, chunk, runner.open()).nbytes
     peak = highest(lambda: runner.prefill(prompt, runner.open()), need // 3 + 1)
@@ -765,7 +763,6 @@ def test_what_was_seen_is_foretold(seen: list[tuple[int, int, int]]) -> None:
 
 
 def test_a_lower_peak_changes_nothing() -> None:
-    """What was seen once may come again."""
     transients = linear(1e6, 1e4, 100.0)
     transients.observe(32, 100, 3 * transients.estimate(32, 100))
     raised = transients.estimate(77, 900)
