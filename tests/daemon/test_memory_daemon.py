@@ -40,7 +40,7 @@ import itertools
 from pathlib import Path
 
 from umbel.cachestore.shrink import Pressure
-from umbel.daemon import pressure
+from umbel.daemon.models import pressure
 
 def level():
     return Pressure.CRITICAL if Path({sign!r}).exists() else Pressure.NORMAL

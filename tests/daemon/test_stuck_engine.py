@@ -19,7 +19,7 @@ STICKY = f"""
 import os, time
 from pathlib import Path
 from umbel.__main__ import main
-from umbel.daemon import server, status
+from umbel.daemon.observability import status
 from mlx_lm.models import llama
 status.STALLED_AFTER = {BOUND}
 compute = llama.Model.__call__
