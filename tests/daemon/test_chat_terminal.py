@@ -24,6 +24,19 @@ LONG = ("--max-tokens", "4000", "--temperature", "0")
 A drawn answer of the tiny model may end at any token.
 """
 
+# A step takes 5 ms at least: the answer is under way however late a busy machine shows it.
+SLOW = """
+import time
+from umbel.__main__ import main
+from mlx_lm.models import llama
+compute = llama.Model.__call__
+def computes(*words, **named):
+    time.sleep(0.005)
+    return compute(*words, **named)
+llama.Model.__call__ = computes
+main()
+"""
+
 
 @contextmanager
 def chat(socket: Path, folder: Path, *words: str) -> Iterator[Terminal]:
@@ -133,7 +146,7 @@ def test_ctrl_c_stops_the_one_answer(plain_daemon: RunningDaemon, short_path: Pa
 def test_an_answer_that_breaks_off_says_why_below_it(short_path: Path, long_tiny_dir: Path) -> None:
     """As where the daemon is stopped."""
     with (
-        running(short_path, long_tiny_dir, "--stop-grace", "0") as daemon,
+        running(short_path, long_tiny_dir, "--stop-grace", "0", program=("-c", SLOW)) as daemon,
         at_prompt(daemon, short_path, *LONG) as shown,
     ):
         shown.type(f"hello{ENTER}")
