@@ -86,7 +86,7 @@ class Habits:
 
 
 Order = Callable[[Held, float, Habits], float]
-"""What is lowest goes first. Given a run, the time in seconds, and the habits."""
+"""The lowest goes first. Given a run, the time in seconds, and the habits."""
 
 
 def recent(held: Held, _: float, __: Habits) -> float:

@@ -108,10 +108,10 @@ SMALL = 2**16
 """Bytes that are reserved besides, for arrays of a few numbers."""
 
 UNFORESEEN = 1.25
-"""What is reserved, as a multiple of what was measured."""
+"""Reserved bytes, as a multiple of measured ones."""
 
 _MOST = 8.0
-"""What is reserved at most, as a multiple of what was measured, whatever a chunk took."""
+"""Most reserved bytes, as a multiple of measured ones, however much a chunk took."""
 
 
 @dataclass

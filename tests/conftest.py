@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):  # or some would do nothing
             os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
-    # What daemons measure of a model is kept for later starts: here, and not in the user's folder.
+    # Daemons keep a model's measurements for later starts: here, and not in the user's folder.
     cache = getattr(config, "cache", None)  # no attribute at all under `-p no:cacheprovider`
     if cache is not None:
         os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("home"))

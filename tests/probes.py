@@ -22,7 +22,7 @@ ROUTES = {
     RESPONSES: "/v1/responses",
     MESSAGES: "/v1/messages",
 }
-# What every probe changes.
+# Fields that every probe changes.
 PLAIN: dict[str, Fields] = {
     CHAT: {"messages": HI, "max_tokens": 4, "temperature": 0},
     TEXT: {"prompt": "hi", "max_tokens": 4, "temperature": 0},

@@ -52,7 +52,7 @@ TINY = {
     "head_dim": 16,
     "vocab_size": 512,
 }
-"""What stands for a shape of `benchmarks/shapes.py` where a benchmark is only to run."""
+"""Stand-in for a shape of `benchmarks/shapes.py` where a benchmark is only to run."""
 
 KEPT = "MEASURED_OF_TINY_MODELS"
 """Environment variable: the folder that processes share what they measure in, if they do."""
@@ -105,7 +105,7 @@ def _once(real: Callable[..., Any], model: Any) -> Callable[..., Any]:
         label = _labels.get(id(model))
         key = label or id(model), real.__name__, *chosen, *sorted(options.items())
         if key not in _measured:
-            # What is kept in a folder of its own is for one test.
+            # Measurements in a folder of their own are for one test.
             shared = label is not None and options.get("folder") is None
             path = _path_of(key) if shared else None
             _measured[key] = _kept(path, lambda: real(*args, **options))

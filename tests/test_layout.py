@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("daemon", "scheduler", "cachestore", "models")
 DATA = ("systemd", "launchd")  # folders without code that umbel ships
 
-# What each part may import of umbel, itself aside. "" is src/umbel's own modules, of which any part
-# may import those that import nothing.
+# Parts of umbel that each part may import, itself aside. "" is src/umbel's own modules, of which
+# any part may import those that import nothing.
 MAY_IMPORT = {
     "": frozenset[str](),
     "daemon": frozenset({"scheduler", "cachestore", "models"}),
@@ -32,7 +32,7 @@ CONFINED = {
     "llguidance": ("models/text/",),
     "anyio": ("daemon/", "scheduler/handoff.py"),
 }
-# What the disk tier may import of cachestore: it knows no tries. Who may import the disk tier.
+# Modules of cachestore that the disk tier may import: it knows no tries. Its own importers.
 OF_DISK = (
     "ownership",
     "cachestore.disk",
@@ -56,7 +56,7 @@ NAMES_DEVICES = {
     "daemon/cli/doctor.py": "`umbel doctor` says what MLX computes on, and what is amiss",
     "daemon/models/fit.py": "machines that a user plans for",
 }
-# What may be imported of models/backends by whom: a folder ends in a slash.
+# Names of models/backends by their importers: a folder ends in a slash.
 BACKENDS = "models.backends"
 OF_BACKENDS = {
     "models/": frozenset({"Limits", "Name", "choose", "limits_of"}),

@@ -16,7 +16,9 @@ WORDS = re.compile(
     r"\b(nobody|somebody|whoever|anew|but for|(?:is|are) told of|hears? of|those who|as above)\b",
     re.IGNORECASE,
 )
-DOCSTRING = re.compile(r"(What|Whether|Have|Who|Whoever|Of these)\b")
+OPENING = re.compile(r"(What|Whether|Have|Who|Whoever|Of these)\b")
+COMMENT = re.compile(rf"\s*# {OPENING.pattern}")
+CONTINUED = re.compile(r"\s*#.*[^.:?]$")  # a comment whose sentence goes on in the next line
 # In pages, a sentence: at the start of a line, a table's cell or an item, or behind a full stop.
 SENTENCE = re.compile(
     r"(?:^[ \t]*(?:[-*] |\d+\. |> )?|\| |[.:;!?] )\**"
@@ -44,11 +46,16 @@ def python_faults(source: str) -> Iterator[tuple[int, str]]:
         if tokenize.tok_name[token.type] in {"COMMENT", "STRING", "FSTRING_MIDDLE"}:
             for found in WORDS.finditer(token.string):
                 yield token.start[0] + token.string.count("\n", 0, found.start()), found[0]
+    lines = source.splitlines()
+    for number, line in enumerate(lines, 1):
+        opening = COMMENT.match(line)
+        if opening and (number == 1 or not CONTINUED.match(lines[number - 2])):
+            yield number, opening[1]
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            opening = DOCSTRING.match(ast.get_docstring(node) or "")
-            if opening:
-                yield node.body[0].lineno, opening[0]
+        match node:  # a docstring, or the text below a constant
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                if opening := OPENING.match(text):
+                    yield node.lineno, opening[0]
 
 
 def page_faults(text: str) -> Iterator[tuple[int, str]]:
@@ -79,6 +86,9 @@ def test_no_text_has_banned_words() -> None:
         'def f():\n    """What it is."""',
         'class A:\n    """Who asks."""',
         "x = 1  # made anew",
+        "# What it is.\nx = 1",
+        "# It ends.\n# Whether it ends.",
+        'X = 1\n"""Who asks."""',
         'x = "nobody asked"',
         'x = f"{y}, but\u0020for one"',
         '"""Nobody\ncomes."""',
@@ -88,7 +98,10 @@ def test_planted_fault_of_code_is_found(source: str) -> None:
     assert len(list(python_faults(source))) == 1
 
 
-@pytest.mark.parametrize("source", ["nobody = 1", '"""Somebodyness."""', 'x = "Whether"'])
+@pytest.mark.parametrize(
+    "source",
+    ["nobody = 1", '"""Somebodyness."""', 'x = "Whether"', "# It says\n# Whether it ends."],
+)
 def test_other_code_is_no_fault(source: str) -> None:
     assert list(python_faults(source)) == []
 

@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-# What the merges are learned from. The emoji share three bytes, so that some tokens end
+# Texts that the merges are learned from. The emoji share three bytes, so that some tokens end
 # inside a character and some begin with a space and half a character.
 _CORPUS = (
     "system user assistant You are a helpful assistant. What is the capital of France?",

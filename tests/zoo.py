@@ -365,7 +365,7 @@ QUANTIZED: Mapping[str, tuple[str, int]] = MappingProxyType(
 """Models of above whose keys and values are quantised: which one, and to how many bits."""
 
 GROUP_SIZE = 32
-"""Of these: a head has no more."""
+"""Numbers that share a scale: a head has no more."""
 
 ROUNDED = 0.05
 """By which the logits of a quantised model differ from themselves, in the mean, where the same
@@ -383,7 +383,7 @@ TWINS = frozenset(
 of each; every other test parametrised with `NAMES` is nightly for these."""
 
 KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.items()})
-"""What each model asks of a cache: dense, mla, capped, sliding, sinks, recurrent, hybrid or
+"""Kind of cache that each model asks for: dense, mla, capped, sliding, sinks, recurrent, hybrid or
 chunked."""
 
 

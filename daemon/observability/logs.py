@@ -69,7 +69,7 @@ def configure_terminal(console: "Console", log_level: LogLevel = "info") -> None
 def _configure(
     stamp: Processor, render: Processor, make_logger: Callable[..., Any], level: LogLevel
 ) -> None:
-    # What is not HTTP gets a 400; a traceback of aiohttp's for each would flood the log.
+    # Bytes that are no HTTP get a 400; a traceback of aiohttp's for each would flood the log.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL + 1)
     structlog.configure(
         processors=[

@@ -304,7 +304,7 @@ class PagedWorld(World):
         for prompt in shared_prompts(self.cache):
             anew.pins.put(SHARED, prompt.digest.hex(), prompt.tokens, None)
         orphans = recover_index(anew, records, FINGERPRINT)
-        # What a tenant has both below a shared prompt and without it is one path after a restart.
+        # A tenant's path below a shared prompt and without it is one path after a restart.
         assert not orphans or shared_prompts(self.cache), "a child without its parents"
         assert self.cache.tries.files.nbytes == sum(record.nbytes for record in records)
 

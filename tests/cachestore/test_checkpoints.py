@@ -61,7 +61,7 @@ def test_prompt_offsets(
         (0, 150, [(100, Reason.SYSTEM), (350, Reason.HINT)], 5, [350]),
         (0, 0, [(100, Reason.HINT)], 2, []),
         (0, 0, [(100, Reason.HINT)], 0, []),
-        # What stands there anyway needs no hint, and a better reason is kept.
+        # A checkpoint that is due anyway needs no hint, and a better reason is kept.
         (0, 0, [(100, Reason.HINT), (100, Reason.SYSTEM), (200, Reason.HINT)], 4, [200]),
         (0, 0, [(100, Reason.HINT), (100, Reason.MESSAGE), (200, Reason.HINT)], 4, [200]),
         (0, 0, [(400, Reason.HINT)], 4, [399]),

@@ -27,7 +27,7 @@ ORDERED = {"dish": "a <b>", "count": 2}
 FORMATS = {"text": None, "json_object": True, "json_schema": ORDER}
 CHOICES = ("none", "auto", "required", "ping")
 Asked = tuple[str, Question, Heard]
-"""What a request is called, what it asks, and what it must get."""
+"""A request's name, its body, and its expected answer."""
 
 
 def ways(switched: tuple[bool | None, ...], *, thinks: bool) -> Iterator[Asked]:

@@ -11,7 +11,7 @@ import pytest
 from umbel.daemon.installation import Installation, Umbel
 
 UMBEL = Umbel(["/opt/umbel/bin/umbel", "serve"], [Path("/opt/umbel")])
-"""What is installed as a service."""
+"""The program that is installed as a service."""
 
 _PROGRAM = """#!/bin/sh
 name=${0##*/}

@@ -24,7 +24,7 @@ NAMESPACES = ("--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup")
 _BASIC = "[Unit]\nDefaultDependencies=no\n"
 UNITS = {
     "boot.target": f"{_BASIC}Wants=umbel.socket\n",
-    # What every service asks for by default. There is nothing to set up here.
+    # Units that every service asks for by default. There is nothing to set up here.
     "sysinit.target": _BASIC,
     "basic.target": _BASIC,
     "shutdown.target": _BASIC,

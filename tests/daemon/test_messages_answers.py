@@ -35,7 +35,7 @@ from ..answers import named_events
 from ..fakes import make_request
 
 Script = list[list[OutputEvent]]
-"""What each token says."""
+"""Texts of the tokens."""
 
 
 class ScriptedText:

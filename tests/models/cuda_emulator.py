@@ -199,7 +199,7 @@ class EmulatedKernel:
         assert threadgroup[1:] == (1, 1)
         assert threadgroup[0] % _WARP == 0
         self.launches += 1
-        # What the strides of one that lies as it is lead to may be more than it says.
+        # The strides of an array that lies as it is may lead to more than its shape says.
         arrays = [np.array(a, order="C") if self._in_one_piece else np.asarray(a) for a in inputs]
         types = [_TYPES[dtype] for dtype in output_dtypes]
         outputs = [

@@ -125,7 +125,7 @@ def test_with_kernels(name: str, kernels: set[str], kernel_folder: Path) -> None
     with emulated(kernel_folder) as made:
         device = limited(replace(CUDA, compiles=False), fp32=True, warms_up=False)
         loaded = zoo_model(name, device=device)
-        # Who tries out how it runs in batches meets kernels that these agents are too few for.
+        # The trial of its batches meets kernels that these agents are too few for.
         server = ServerFixture(loaded, MEMORY, called={"probe"}, max_batch=3)
         asks = agents(3, system=75, user=(6, 11), answer=(5, 3), every=2)
         check(server, asks, server.serve(asks))

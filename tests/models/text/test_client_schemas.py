@@ -186,7 +186,7 @@ WEAKER: list[Any] = [
     pydantic.Base64Str, pydantic.Base64UrlStr, pydantic.Json, pydantic.Json[list[int]],
     pydantic.ByteSize, pydantic.ImportString, complex, dict[int, str],
     dict[Annotated[str, Field(pattern="^[a-z]+$")], int],
-    # What zod writes; pydantic does not hold texts to it here.
+    # Schemas of zod; pydantic does not hold texts to them here.
     in_format("jwt"),
     *(
         in_format(name)

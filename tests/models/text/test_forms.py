@@ -12,7 +12,7 @@ from .outputs import FORMS, THINK, TOOLS, Part, events_of, format_of, parts, par
 NOON: Part = ("call", "get_time", {})
 THREE: Part = ("call", "get_weather", {"city": "Paris", "days": 3})
 
-# What stands between the markers, and the calls in it.
+# Texts between the markers, and the calls in them.
 CALLS: list[tuple[str, str, list[Part]]] = [
     ("function_gemma", "call:get_weather{city:<escape>Paris<escape>,days:3}", [THREE]),
     (

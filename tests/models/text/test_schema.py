@@ -246,7 +246,7 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
     ({"$ref": "#/x/0", "x": [{"type": "integer", "minimum": None}]}, ["1"], ['"a"']),
     ({"const": None, "default": None}, ["null"], ["1"]),
     ({"type": "array", "items": []}, ["[1]", "[]"], ["1"]),
-    # What is never valid, as zod writes it, and what always is.
+    # A schema that is never valid, as zod writes it, and one that always is.
     ({"type": "object", "properties": {"a": {"not": {}, "description": "no"}},
       "additionalProperties": {"not": True}}, ["{}"], ['{"a', '{"b']),
     ({"anyOf": [{"not": {}}, {"type": "integer"}]}, ["1"], ['"a"']),
@@ -420,7 +420,7 @@ HOSTILE: list[tuple[Any, str]] = [
     (overlapping(40), "too many schemas"),
     (sharing(5, 100), "over 2000 properties"),
 ]
-"""What is refused, with a part of the words, and what is not: that must be cheap to follow."""
+"""Refused schemas, with a part of the words, and accepted ones: these must be cheap to follow."""
 
 
 @pytest.mark.parametrize(("schema", "words"), HOSTILE)

@@ -58,7 +58,7 @@ def test_nothing_is_held_back_longer_than_it_must_be(
 @pytest.mark.parametrize(
     ("stops", "pieces", "passed", "left"),
     [
-        # What begins one is not passed on before it is known not to be one.
+        # A text that begins like one is held until it is known not to be one.
         (["\n\nUser:"], ["Hi.", "\n", "\nUs", "er", ": x"], ["Hi.", "", "", "", ""], ""),
         (["\n\nUser:"], ["a\n", "\nUsed"], ["a", "\n\nUsed"], ""),
         # An answer that ends on half a stop sequence keeps that half.
